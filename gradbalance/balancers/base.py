@@ -1,0 +1,94 @@
+"""A balancer turns the Gramian of K gradients into K coefficients: the update is d = Σ_k λ_k g_k.
+
+The Gramian M_kl = ⟨g_k, g_l⟩ holds all that the methods here need to know about the gradients, so a balancer never
+sees the P parameters and can be used, and tested, with no optimizer.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from gradbalance.solvers.gramian import check_gramian
+
+
+class Balancer(ABC):
+    """Gramian in, coefficients out.
+
+    The work is in two steps because optimizers that smooth over time smooth the first one's result:
+    ``weights`` judges the gradients, ``scale`` turns the (smoothed) weights into coefficients of the raw gradients.
+
+    A row of the Gramian that is zero, relative to the largest, is an objective that is absent or has no gradient: it
+    must not change the coefficients of the others.
+
+    Attributes:
+        simplex: True if ``weights`` are non-negative with sum 1. An objective absent from a step then keeps its share.
+    """
+
+    simplex: ClassVar[bool] = False
+
+    @abstractmethod
+    def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
+        """Weigh the objectives. ``coefficients`` checks the Gramian first and is the call for direct use.
+
+        Args:
+            gramian: ⟨g_k, g_l⟩, shape (K, K), finite.
+            losses: the K loss values, for the methods that look at them.
+            signal: unbiased estimate of the Gramian of the expected gradients, shape (K, K), None where none is
+                estimated; methods that need none ignore it.
+
+        Returns:
+            The quantity that may be averaged over steps, shape (K,), float64 on the CPU.
+        """
+
+    def scale(self, weights: Tensor, norms: Tensor) -> Tensor:
+        """Turn weights into coefficients of the raw gradients.
+
+        Args:
+            weights: what ``weights`` returned, or an average of it, shape (K,).
+            norms: ‖g_k‖, shape (K,).
+
+        Returns:
+            λ, shape (K,): here the weights themselves.
+        """
+        return weights
+
+    def coefficients(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
+        """Compute the coefficients λ of the update Σ_k λ_k g_k.
+
+        Args:
+            gramian: ⟨g_k, g_l⟩, shape (K, K), any floating dtype and device.
+            losses: the K loss values, for the methods that look at them.
+            signal: unbiased estimate of the Gramian of the expected gradients, shape (K, K), or None.
+
+        Returns:
+            λ, shape (K,), float64 on the CPU.
+
+        Raises:
+            ValueError: ``gramian`` is not square, symmetric and finite; the message names the row.
+        """
+        gramian = check_gramian(gramian)
+        return self.scale(self.weights(gramian, losses, signal), gramian.diagonal().sqrt())
+
+    def state_dict(self) -> dict[str, int | float | list[float]]:
+        """Return what a bit-equal resume needs, as plain Python values: here nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned.
+
+        Raises:
+            ValueError: the keys are not this balancer's.
+        """
+        expected = self.state_dict().keys()
+        if state_dict.keys() != expected:
+            raise ValueError(
+                f"state_dict is not one of {type(self).__name__}: expected keys {sorted(expected)}, "
+                f"got {sorted(state_dict)}"
+            )
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in inspect.signature(type(self)).parameters)
+        return f"{type(self).__name__}({options})"

@@ -1,0 +1,70 @@
+"""MGDA: the min-norm point of the gradients, raw or normalised."""
+
+import torch
+from torch import Tensor
+
+from gradbalance.balancers.base import Balancer
+from gradbalance.solvers import SOLVERS, min_norm
+from gradbalance.solvers.gramian import active_rows
+
+NORMALIZE = (None, "l2", "loss", "loss+")
+
+
+class MGDA(Balancer):
+    """Step along the shortest convex combination of the (scaled) gradients.
+
+    With scales s_k, α = argmin ‖Σ_k α_k g_k / s_k‖² over the simplex and λ_k = s̄ α_k / s_k, s̄ the mean of the s_k.
+    The update is s̄ times the min-norm point itself, so it conflicts with no objective; for ``normalize=None`` (s_k = 1)
+    λ = α lies on the simplex. The factor s̄ leaves the length of the update in the units of the raw gradients.
+
+    Raw MGDA favours the objective with the smallest gradient. ``normalize="l2"`` gives the coefficients of
+    :class:`~gradbalance.balancers.Marble`, which differs in that averaging over steps then smooths α, not λ.
+    Widely used implementations find α on the scaled gradients but apply it to the raw ones, and approximate it by
+    Frank-Wolfe steps; here neither is the case.
+
+    Args:
+        normalize: None: s_k = 1 · "l2": s_k = ‖g_k‖ · "loss": s_k = L_k · "loss+": s_k = L_k ‖g_k‖. The last two need
+            the loss values, all > 0.
+        solver: see :func:`gradbalance.solvers.min_norm`.
+
+    References:
+        J.-A. Désidéri. Multiple-gradient descent algorithm (MGDA). Comptes Rendus Mathématique 350, 2012.
+        O. Sener, V. Koltun. Multi-task learning as multi-objective optimization. NeurIPS 2018, arXiv 1810.04650.
+    """
+
+    def __init__(self, normalize: str | None = None, solver: str = "exact") -> None:
+        if normalize not in NORMALIZE:
+            raise ValueError(f"normalize must be one of {', '.join(map(repr, NORMALIZE))}, got {normalize!r}")
+        if solver not in SOLVERS:
+            raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}")
+        self.normalize = normalize
+        self.solver = solver
+
+    def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
+        """Return λ; 0 for objectives without gradient. Raises ValueError if a loss value is needed and not > 0."""
+        gramian = gramian.to("cpu", torch.float64)
+        norms = gramian.diagonal().sqrt()
+        active = active_rows(norms)
+        scales = torch.ones_like(norms)
+        if self.normalize in ("l2", "loss+"):
+            scales = scales * norms
+        if self.normalize in ("loss", "loss+"):
+            scales = scales * self._positive(losses, active)
+        scales = torch.where(active, scales, torch.inf)
+        alpha = min_norm(gramian / (scales[:, None] * scales), solver=self.solver)
+        mean = scales[active].sum() / active.sum().clamp(min=1)
+        return torch.where(active, mean * alpha / scales, 0.0)
+
+    def _positive(self, losses: Tensor | None, active: Tensor) -> Tensor:
+        if losses is None:
+            raise ValueError(f"normalize={self.normalize!r} needs the loss values: pass losses")
+        values = losses.detach().to("cpu", torch.float64)
+        if values.shape != active.shape:
+            raise ValueError(f"losses must have shape {tuple(active.shape)}, got {tuple(values.shape)}")
+        bad = torch.nonzero(active & ~(values.isfinite() & (values > 0))).flatten().tolist()
+        if bad:
+            raise ValueError(
+                f"normalize={self.normalize!r} needs losses > 0, got {values[bad[0]].item()} for objective {bad[0]}; "
+                "use normalize='l2' for losses of any sign"
+            )
+        return values

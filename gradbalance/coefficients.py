@@ -1,0 +1,64 @@
+"""From a measured Gramian to the coefficients in use: solve, smooth, scale. A pure function of the committed state.
+
+One refresh:  balancer.weights(M) → moving average over steps → balancer.scale(·, norms) → λ.
+
+An objective that is absent keeps its weight, norm and coefficient; on the simplex the present ones share what is left,
+1 − Σ α_absent. An objective never seen so far holds 1/K. One whose gradient is zero gets weight 0 from the balancer and
+leaves the solve. The moving average of coefficients is known as CR-MOGM (Zhou et al., NeurIPS 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from gradbalance.balancers import Balancer
+from gradbalance.state import BalanceState
+
+
+def solve(
+    state: BalanceState,
+    balancer: Balancer,
+    gramian: Tensor,
+    *,
+    present: Sequence[bool],
+    losses: Tensor,
+    ema_decay: float,
+) -> BalanceState:
+    """The state after a refresh that measured ``gramian``.
+
+    Args:
+        state: The committed state; its ``reach`` and ``solved`` are those of the parameters the Gramian was taken over.
+        balancer: Its own state is taken from ``state``, and the one after the solve put into the result.
+        gramian: (K, K), float64; rows of absent objectives are zero.
+        present: Which objectives are in this step.
+        losses: The K loss values, NaN where absent.
+        ema_decay: ρ of the moving average.
+    """
+    balancer.load_state_dict(state.balancer)
+    fresh = balancer.weights(gramian, losses).tolist()
+    share = (
+        1.0 - sum(w for w, here in zip(state.weights, present, strict=True) if not here) if balancer.simplex else 1.0
+    )
+    weights = [
+        _smooth(old, share * new, ema_decay if state.averaged and (balancer.simplex or known) else 0.0) if here else old
+        for old, new, known, here in zip(state.weights, fresh, state.solved, present, strict=True)
+    ]
+    norms = gramian.diagonal().clamp(min=0).sqrt()
+    scaled = balancer.scale(gramian.new_tensor(weights), norms).tolist()
+    return replace(
+        state,
+        weights=weights,
+        norms=[new if here else old for new, old, here in zip(norms.tolist(), state.norms, present, strict=True)],
+        coefficients=[new if here else old for new, old, here in zip(scaled, state.coefficients, present, strict=True)],
+        gramian=gramian.tolist(),
+        solved=[here or known for here, known in zip(present, state.solved, strict=True)],
+        averaged=True,
+        balancer=balancer.state_dict(),
+    )
+
+
+def _smooth(old: float, new: float, decay: float) -> float:
+    return decay * old + (1.0 - decay) * new

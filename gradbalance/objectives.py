@@ -1,0 +1,128 @@
+"""What the user hands to ``backward``, in one form: outputs that carry the graph, and a cotangent for any weights.
+
+A list, a dict, a 1-D tensor and an :class:`AffineLoss` all say the same thing: the gradient of Σ_k w_k L_k is the
+vector-Jacobian product of some ``outputs`` with a cotangent that is linear in w. So one reverse pass serves any
+weighting, and objective k alone is the weighting e_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradbalance.affine import AffineLoss
+
+Losses: TypeAlias = "Sequence[Tensor | None] | Mapping[str, Tensor | None] | Tensor | AffineLoss"
+
+
+class Objectives:
+    """The K objectives of one ``backward`` call.
+
+    Attributes:
+        names: The K objective names.
+        present: For each objective, whether a loss was given; an ``AffineLoss`` has none where all coefficients are 0.
+        active: For each objective, whether it is present and has a graph; a constant loss has none.
+        values: The K loss values, detached, on the losses' device; 0 where absent.
+    """
+
+    def __init__(self, names: list[str], losses: Sequence[Tensor | None] | AffineLoss) -> None:
+        self.names = names
+        self._losses = losses
+        if isinstance(losses, AffineLoss):
+            self.present = losses.present
+            self.active = [here and losses.terms.requires_grad for here in losses.present]
+            with torch.no_grad():
+                self.values = losses.losses()
+        else:
+            self.present = [loss is not None for loss in losses]
+            self.active = [loss is not None and loss.requires_grad for loss in losses]
+            given = [loss.detach() for loss in losses if loss is not None] or [torch.zeros(())]
+            dtype = reduce(torch.promote_types, (loss.dtype for loss in given), torch.float32)
+            like = torch.zeros((), dtype=dtype, device=given[0].device)
+            self.values = torch.stack([like if loss is None else loss.detach().reshape(()).to(like) for loss in losses])
+
+    def products(self, weights: Sequence[float]) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs and cotangents whose vector-Jacobian product is the gradient of Σ_k weights_k L_k."""
+        if isinstance(self._losses, AffineLoss):
+            terms = self._losses.terms
+            return ([terms], [self._losses.blend(weights).to(terms.dtype)]) if terms.requires_grad else ([], [])
+        pairs = [(loss, w) for loss, w in zip(self._losses, weights, strict=True) if loss is not None]
+        pairs = [(loss, w) for loss, w in pairs if loss.requires_grad]
+        return [loss for loss, _ in pairs], [torch.full_like(loss, w) for loss, w in pairs]
+
+    def single(self, k: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs and cotangents of objective k alone."""
+        if isinstance(self._losses, AffineLoss):
+            return self.products([float(j == k) for j in range(len(self.names))])
+        loss = self._losses[k]
+        assert loss is not None
+        return [loss], [torch.ones_like(loss)]
+
+
+def read(losses: Losses, names: Sequence[str] | None, *, source: str = "backward") -> Objectives:
+    """Check what the user passed and bring it into one form.
+
+    Args:
+        losses: A sequence, a mapping, a 1-D tensor or an :class:`AffineLoss`.
+        names: The optimizer's objective names, or None if this call is to set them.
+        source: The method named in errors.
+
+    Raises:
+        TypeError: If ``losses`` or one of its items is of another kind.
+        ValueError: If their number, names or shapes are wrong.
+    """
+    if isinstance(losses, AffineLoss):
+        return Objectives(_check_names(names, losses.names, len(losses), source), losses)
+    if isinstance(losses, Tensor):
+        if losses.dim() == 0:
+            raise ValueError(
+                f"{source}: got one scalar loss. The objectives' losses must be given one by one, for example "
+                "[loss_a, loss_b]: a sum can no longer be balanced"
+            )
+        if losses.dim() != 1 or losses.numel() == 0:
+            raise ValueError(
+                f"{source}: a tensor of losses must have shape (K,), got {tuple(losses.shape)}; reduce each loss to "
+                "a scalar first, or describe it with AffineLoss"
+            )
+        return Objectives(_check_names(names, None, len(losses), source), losses.unbind())
+    if isinstance(losses, Mapping):
+        order = list(names) if names is not None else [str(name) for name in losses]
+        unknown = [name for name in losses if name not in order]
+        if unknown:
+            raise ValueError(
+                f"{source}: unknown objective(s) {unknown}; this optimizer balances {order}. Objectives that are not "
+                "in every step are announced with objective_names=[...]"
+            )
+        items = [losses.get(name) for name in order]
+    elif isinstance(losses, Sequence) and not isinstance(losses, str):
+        items = list(losses)
+        order = _check_names(names, None, len(items), source)
+    else:
+        raise TypeError(
+            f"{source}: losses must be a list, a dict, a 1-D tensor or an AffineLoss, got {type(losses).__name__}"
+        )
+    if not items:
+        raise ValueError(f"{source}: losses is empty; pass at least one loss")
+    for name, loss in zip(order, items, strict=True):
+        if loss is not None and not isinstance(loss, Tensor):
+            raise TypeError(f"{source}: the loss of {name!r} must be a tensor or None, got {type(loss).__name__}")
+        if loss is not None and loss.numel() != 1:
+            raise ValueError(f"{source}: the loss of {name!r} must be a scalar, got shape {tuple(loss.shape)}")
+    return Objectives(order, items)
+
+
+def _check_names(expected: Sequence[str] | None, given: Sequence[str] | None, count: int, source: str) -> list[str]:
+    if expected is None:
+        return list(given) if given is not None else [f"objective_{k}" for k in range(count)]
+    if len(expected) != count:
+        raise ValueError(
+            f"{source}: got {count} losses, but this optimizer balances {len(expected)} objectives: {list(expected)}. "
+            "Pass None for an objective that is absent from this step"
+        )
+    if given is not None and list(given) != list(expected):
+        raise ValueError(f"{source}: got objectives {list(given)}, but this optimizer balances {list(expected)}")
+    return list(expected)

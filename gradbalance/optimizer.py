@@ -1,0 +1,406 @@
+"""The optimizer wrapper: *losses → gradients → Gramian → coefficients → one weighted gradient → inner optimizer*.
+
+``backward`` computes, ``step`` commits; between the two lives a :class:`~gradbalance.window.Window`. A step that never
+happens (a GradScaler overflow, an error, ``nonfinite="skip"``) leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradbalance import balancers, objectives
+from gradbalance.balancers import Balancer, Marble
+from gradbalance.objectives import Losses, Objectives
+from gradbalance.report import BalanceReport
+from gradbalance.state import KEY, BalanceState
+from gradbalance.window import NonFiniteError, Window
+
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+
+class _SkipStep(Exception):
+    """Unwinds an inner optimizer's closure when the step is to be skipped."""
+
+
+class BalancedOptimizer(Optimizer):
+    """Wraps a torch optimizer so that it steps along a balanced combination of K objectives' gradients.
+
+    It *is* a ``torch.optim.Optimizer`` that shares the inner one's ``param_groups``, ``state`` and ``defaults``, so LR
+    schedulers, ``GradScaler``, gradient clipping, accelerate and checkpointing work as on the inner optimizer.
+
+    Args:
+        optimizer: The inner optimizer; it makes the step.
+        balancer: A :class:`~gradbalance.balancers.Balancer` or its name, such as ``"pcgrad"``.
+        ema_decay: ρ in [0, 1): the balancer's weights are averaged over solves, w̄ ← ρ w̄ + (1−ρ) w.
+        refresh_every: N: measure the gradients (K reverse passes) and solve on every N-th step; the N−1 steps in
+            between cost one plain backward with the cached coefficients.
+        refresh_micro_batches: With gradient accumulation, how many of a refresh's micro-batches are measured; the rest
+            cost one backward each. Default: all.
+        shared_parameters: The parameters whose gradients are balanced; all others get the plain sum of the losses'
+            gradients. Default: found from the graph: parameters that two or more objectives reach.
+        objective_names: K names. Default: a dict's keys or an ``AffineLoss``'s names at the first ``backward``, else
+            ``objective_0``, ….
+        nonfinite: What to do about a NaN or infinite loss or gradient: ``"raise"`` an error that names the objective,
+            or ``"skip"`` the step. Either way parameters, optimizer state and coefficients stay as they were.
+
+    Raises:
+        TypeError: If ``optimizer`` is not a ``torch.optim.Optimizer`` or is already balanced.
+        ValueError: If an option is out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        balancer: Balancer | str,
+        *,
+        ema_decay: float = 0.0,
+        refresh_every: int = 1,
+        refresh_micro_batches: int | None = None,
+        shared_parameters: Iterable[Tensor] | None = None,
+        objective_names: Sequence[str] | None = None,
+        nonfinite: str = "raise",
+    ) -> None:
+        # Optimizer.__init__ would build param_groups of its own; everything it sets is either shared or set here.
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if isinstance(optimizer, BalancedOptimizer):
+            raise TypeError(f"optimizer is already a {type(optimizer).__name__}; wrap its inner optimizer instead")
+        self.balancer = balancers.get(balancer) if isinstance(balancer, str) else balancer
+        if not isinstance(self.balancer, Balancer):
+            raise TypeError(f"balancer must be a Balancer or the name of one, got {type(balancer).__name__}")
+        if not 0.0 <= ema_decay < 1.0:
+            raise ValueError(f"ema_decay must be in [0, 1), got {ema_decay}")
+        for name, count in (("refresh_every", refresh_every), ("refresh_micro_batches", refresh_micro_batches)):
+            optional = name == "refresh_micro_batches" and count is None
+            if not optional and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
+        if nonfinite not in ("raise", "skip"):
+            raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
+        if isinstance(objective_names, str) or (
+            objective_names is not None and (not objective_names or len(set(objective_names)) != len(objective_names))
+        ):
+            raise ValueError(f"objective_names must be distinct names, got {objective_names!r}")
+        self.inner = optimizer
+        self.ema_decay = float(ema_decay)
+        self.refresh_every = refresh_every
+        self.refresh_micro_batches = refresh_micro_batches
+        self.nonfinite = nonfinite
+        self.shared_parameters = None if shared_parameters is None else self._own(shared_parameters)
+        self._objective_names = None if objective_names is None else [str(name) for name in objective_names]
+        self._window: Window | None = None
+        self._report: BalanceReport | None = None
+        for hooks in _HOOKS:
+            setattr(self, hooks, OrderedDict())
+        self._patch_step_function()
+        self._commit(self._initial_state())
+
+    # --- What is the inner optimizer's is shared, not copied --------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's parameter groups."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's per-parameter state."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.inner.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The inner optimizer's defaults."""
+        return self.inner.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.inner.defaults = defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the inner optimizer; who reaches it is found by a refresh at the next step."""
+        self.inner.add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients and drop whatever ``backward`` computed that no ``step`` has committed."""
+        self._window = None
+        self.inner.zero_grad(set_to_none)
+
+    # --- What can be read -------------------------------------------------------------------------------------------
+
+    @property
+    def coefficients(self) -> Tensor:
+        """λ in use, shape (K,), float64: the step's under way, else the committed one; empty before the first."""
+        state = self._committed if self._window is None else self._window.state
+        return torch.tensor(state.coefficients, dtype=torch.float64)
+
+    @property
+    def report(self) -> BalanceReport | None:
+        """The report of the last completed ``backward``, None before the first."""
+        return self._report
+
+    # --- The step ---------------------------------------------------------------------------------------------------
+
+    def backward(
+        self, losses: Losses, *, regularizer: Tensor | None = None, accumulate: bool = False
+    ) -> BalanceReport | None:
+        """Add the balanced gradient of the losses to ``.grad``.
+
+        On a refresh this takes K reverse passes over the one graph and solves for new coefficients λ; on the steps in
+        between it is one plain backward of Σ_k λ_k L_k. Shared parameters get Σ_k λ_k g_k, all others Σ_k g_k. Only
+        this optimizer's parameters get a ``.grad``.
+
+        Args:
+            losses: K scalar losses as a list, a dict of named losses, a 1-D tensor, or an ``AffineLoss``. None, or a
+                key missing from the dict: the objective is absent from this step.
+            regularizer: A loss that is added unbalanced, such as a KL or weight penalty.
+            accumulate: More micro-batches of this optimizer step follow. Gradients add up, as in torch; one λ serves
+                them all; the call with ``accumulate=False`` completes the step.
+
+        Returns:
+            The report of the completed step; None while ``accumulate=True``.
+
+        Raises:
+            TypeError, ValueError: If ``losses`` is malformed; the message says how.
+            RuntimeError: If nothing to differentiate is left.
+            NonFiniteError: With ``nonfinite="raise"``, if a loss or gradient is not finite.
+        """
+        _refuse_unsynchronised_ranks()
+        window = self._window if self._window is not None and self._window.open else None
+        given = objectives.read(losses, (self._committed if window is None else window.state).names or None)
+        if regularizer is not None and (not isinstance(regularizer, Tensor) or regularizer.numel() != 1):
+            raise ValueError("backward: regularizer must be a scalar tensor")
+        if any(given.present) and not any(given.active):
+            raise RuntimeError(
+                f"backward: no loss of {given.names} requires grad, so there is nothing to differentiate; was the "
+                "forward run under torch.no_grad(), or were the losses detached?"
+            )
+        if not any(p.requires_grad for p in self._parameters()):
+            raise RuntimeError("backward: none of the optimizer's parameters requires grad; all are frozen")
+        if window is None:
+            window = self._open(given)
+        self._window = None  # an error below ends the step
+        if window.add(given, regularizer, last=not accumulate, limit=self.refresh_micro_batches):
+            window.solve(self.balancer, self.ema_decay)
+            if window.nonfinite and self.nonfinite == "raise":
+                raise NonFiniteError(window.nonfinite)
+        self._window = window
+        if accumulate:
+            return None
+        self._report = window.report()
+        return self._report
+
+    def step(self, closure: Callable[[], Losses] | None = None) -> Any:  # type: ignore[override]
+        """Step the inner optimizer with the gradients in ``.grad`` and commit what ``backward`` computed.
+
+        With no preceding ``backward`` it steps the inner optimizer only.
+
+        Args:
+            closure: Returns the K losses, in any form that ``backward`` takes. Gradients are zeroed before each
+                evaluation; λ is solved at the first and held for the whole step (LBFGS evaluates several times).
+
+        Returns:
+            What the inner optimizer returns: with a closure Σ_k λ_k L_k of the first evaluation, else None.
+        """
+        if closure is not None:
+            return self._step_closure(closure)
+        window = self._window
+        if window is None:
+            return self.inner.step()
+        if window.open:
+            raise RuntimeError(
+                "step: the last backward said accumulate=True, so the step is not complete; the last micro-batch's "
+                "backward must have accumulate=False"
+            )
+        if self._to_be_stepped(window):
+            self.inner.step()
+            self._commit(replace(window.state, step=window.state.step + 1))
+        self._window = None
+        return None
+
+    def _step_closure(self, closure: Callable[[], Losses]) -> Any:
+        self.zero_grad()
+        window: Window | None = None
+
+        def evaluate() -> Tensor:
+            nonlocal window
+            self.inner.zero_grad()
+            with torch.enable_grad():
+                losses = closure()
+                if window is None:
+                    self.backward(losses)
+                    window = self._window
+                    assert window is not None
+                    if not self._to_be_stepped(window):
+                        raise _SkipStep
+                    given = objectives.read(losses, window.state.names, source="step")
+                else:
+                    given = objectives.read(losses, window.state.names, source="step")
+                    window.weighted_pass(given)
+            return given.values @ given.values.new_tensor(window.state.coefficients)
+
+        try:
+            result = self.inner.step(cast("Callable[[], float]", evaluate))
+            if window is not None:
+                self._commit(replace(window.state, step=window.state.step + 1))
+        except _SkipStep:
+            result = None
+        finally:
+            self._window = None
+        return result
+
+    def _open(self, given: Objectives) -> Window:
+        """Begin an optimizer step: decide whether it measures the gradients."""
+        state, parameters = self._committed, self._parameters()
+        if not state.names:
+            state = state.named(given.names, simplex=self.balancer.simplex)
+        unknown = any(here and not known for here, known in zip(given.present, state.solved, strict=True))
+        grown = len(state.reach) != len(parameters)
+        due = state.step % self.refresh_every == 0 or unknown or grown
+        return Window(state, parameters, self._shared, refresh=due and any(given.present))
+
+    def _to_be_stepped(self, window: Window) -> bool:
+        """Whether all is finite. Amortised steps are checked here, by one look at the K losses, not in ``backward``."""
+        names = window.check()
+        if names and self.nonfinite == "raise":
+            self._window = None
+            raise NonFiniteError(names)
+        return not names
+
+    # --- Parameters -------------------------------------------------------------------------------------------------
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _own(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """``shared_parameters`` as a list, each one checked to be this optimizer's."""
+        parameters = list(parameters)
+        own = {id(p) for p in self._parameters()}
+        foreign = [tuple(p.shape) for p in parameters if id(p) not in own]
+        if foreign:
+            raise ValueError(f"shared_parameters holds tensors that the optimizer does not train, of shapes {foreign}")
+        return parameters
+
+    def _shared(self, state: BalanceState) -> list[bool]:
+        """For each parameter, whether its gradients are balanced."""
+        if self.shared_parameters is not None:
+            shared = {id(p) for p in self.shared_parameters}
+            return [id(p) in shared for p in self._parameters()]
+        least = min(2, len(state.names))
+        return [mask.bit_count() >= least for mask in state.reach]
+
+    # --- State ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _committed(self) -> BalanceState:
+        saved = self.param_groups[0].get(KEY)
+        return self._initial_state() if saved is None else BalanceState.from_dict(saved)
+
+    def _commit(self, state: BalanceState) -> None:
+        self.param_groups[0][KEY] = state.to_dict()
+
+    def _initial_state(self) -> BalanceState:
+        state = BalanceState(balancer=dict(self.balancer.state_dict()))
+        return state.named(self._objective_names, simplex=self.balancer.simplex) if self._objective_names else state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state dict; the balancing state is in its first parameter group."""
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        state_dict = self.inner.state_dict()
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            result = post_hook(self, state_dict)
+            state_dict = state_dict if result is None else result
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from :meth:`state_dict`, or start balancing from a plain inner optimizer's checkpoint.
+
+        Raises:
+            ValueError: If the checkpoint balances other objectives; nothing is loaded then.
+        """
+        state_dict = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            result = pre_hook(self, state_dict)
+            state_dict = state_dict if result is None else result
+        saved = state_dict["param_groups"][0].get(KEY)
+        names, expected = (saved or {}).get("names") or [], self._committed.names
+        if names and expected and list(names) != expected:
+            raise ValueError(
+                f"load_state_dict: the checkpoint balances {list(names)}, this optimizer {expected}; build the "
+                "optimizer with the checkpoint's objective_names, or load into a fresh one"
+            )
+        if saved is not None:
+            self.balancer.load_state_dict(saved["balancer"])
+        self.inner.load_state_dict(state_dict)
+        self._commit(self._initial_state() if saved is None else BalanceState.from_dict(saved))
+        self._window, self._report = None, None
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_window": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._patch_step_function()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(balancer={self.balancer!r}, inner={self.inner!r})"
+
+
+class MarbleOptimizer(BalancedOptimizer):
+    """A :class:`BalancedOptimizer` with the MARBLE balancer: steps along n̄ Σ_k ᾱ_k g_k/‖g_k‖ (arXiv 2605.06507).
+
+    α is the min-norm point of the unit gradients, so with ``ema_decay=0`` and a solve on every step the update has a
+    non-negative cosine with every objective's gradient. With smoothing or amortisation that is a measured rate, not a
+    promise: ``report.min_cosine`` and ``report.conflicts`` show it.
+
+    Args:
+        optimizer: The inner optimizer; it makes the step.
+        ema_decay: ρ of the average of α over solves; the paper's best is 0.7.
+        preference: K positive numbers: progress on objective k is made in proportion to them. Default: equal.
+        floor: Least α of an objective that has a gradient, in [0, 1/K].
+        solver: ``"exact"``, ``"cvxpy"`` or ``"cvxpylayers"``.
+        **options: Those of :class:`BalancedOptimizer`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        ema_decay: float = 0.7,
+        preference: Sequence[float] | None = None,
+        floor: float = 0.0,
+        solver: str = "exact",
+        **options: Any,
+    ) -> None:
+        balancer = Marble(preference=preference, floor=floor, solver=solver)
+        super().__init__(optimizer, balancer, ema_decay=ema_decay, **options)
+
+
+def _refuse_unsynchronised_ranks() -> None:
+    """Each rank would balance its own batch's gradients and the replicas would drift apart."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise RuntimeError("backward: more than one distributed rank is not supported by this version of gradbalance")

@@ -1,0 +1,172 @@
+"""Exact min-norm point of K vectors: an active-set method on the K×K Gramian, in microseconds.
+
+The problem is min βᵀMβ subject to cᵀβ = 1, β ≥ 0, with M the Gramian of unit vectors and 0 < c ≤ 1. Writing
+β = y / cᵀy turns it into min ½ yᵀHy − cᵀy over y ≥ 0 alone, with H = M + c cᵀ: the non-negative least squares
+problem ‖[F; cᵀ] y − e‖², M = FᵀF, e the last unit vector. Its optimality conditions are
+
+    y ≥ 0,   s = Hy − c ≥ 0,   y_k s_k = 0   for every k.
+
+Lawson and Hanson's method finds the set {k: y_k > 0} exactly in finitely many steps: solve the linear system of the
+current set, walk towards its solution until an entry would turn negative and drop that one, else add the entry with
+the most negative s. It starts here from the full set instead of the empty one, since few objectives drop out as a rule.
+
+Two linear algebras serve the same method. The first inverts H restricted to the set; it is fast, and its answer is
+accepted only if H is well-conditioned there and no objective outside the set is tied with those inside. Otherwise
+the set is not unique (duplicated, opposite or linearly dependent gradients); the second then works on the factor F,
+whose condition number is the square root, and returns, of all optimal β, the one of least Euclidean norm, which
+does not depend on the order of the objectives.
+
+References:
+    C. L. Lawson, R. J. Hanson. Solving Least Squares Problems, chapter 23. Prentice-Hall, 1974.
+    P. Wolfe. Finding the nearest point in a polytope. Mathematical Programming 11, 1976.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+
+ROUNDING = 4e-15
+"""s above minus this (times Σ y, if above 1) counts as non-negative; H has entries of order 1."""
+
+TIED = 1e-11
+"""|s| up to this cannot be told from 0 after the rounding of a well-conditioned solve."""
+
+CONDITION = 1e10
+"""The inverse of H may have entries up to this for the fast path to be trusted."""
+
+RIDGE = 1e-10
+"""Weight of ‖y‖² that picks one of many optimal y."""
+
+NOISE = 1e-7
+"""Singular values of the factor below this share of the largest are rounding: the root of 1e-16, with room."""
+
+
+def solve(gramian: Array, c: Array) -> Array:
+    """Solve min βᵀMβ subject to cᵀβ = 1, β ≥ 0.
+
+    Args:
+        gramian: M, positive semidefinite with diagonal at most 1, shape (K, K).
+        c: in (0, 1], shape (K,).
+
+    Returns:
+        β, shape (K,). If several are optimal, the one with the least ‖β‖ among them.
+    """
+    if len(c) == 1:
+        return 1.0 / c
+    if len(c) == 2:
+        return _two(gramian, c)
+    y = _well_conditioned(gramian, c)
+    if y is None:
+        y = _degenerate(gramian, c)
+    return y / (c @ y)
+
+
+def _two(gramian: Array, c: Array) -> Array:
+    """Solve K = 2 in closed form: α_1 = clip((m22 − m12) / (m11 + m22 − 2 m12), 0, 1) with m_kl = M_kl / (c_k c_l)."""
+    (first, cross), (_, second) = gramian.tolist()
+    c1, c2 = c.tolist()
+    first, second, cross = first * c2 * c2, second * c1 * c1, cross * c1 * c2  # all times (c1 c2)²
+    spread = first + second - 2 * cross
+    # Equal vectors: any split is optimal.
+    share = min(max((second - cross) / spread, 0.0), 1.0) if spread > 1e-15 * (first + second) else 0.5
+    return np.array([share / c1, (1 - share) / c2])
+
+
+def _well_conditioned(gramian: Array, c: Array) -> Array | None:
+    """Run the active set on H itself; None unless the optimal set is unique and well-conditioned."""
+    h = gramian + c[:, None] * c
+    last: Array = h  # the inverse over the final set
+
+    def solve_rows(rows: NDArray[np.intp]) -> Array:
+        nonlocal last
+        part, target = (h, c) if len(rows) == len(c) else (h[rows[:, None], rows], c[rows])
+        last = np.linalg.inv(part)
+        y = last @ target
+        return y + last @ (target - part @ y)  # one refinement makes the residual independent of the conditioning
+
+    try:
+        y, slack, free = _active_set(solve_rows, lambda y: h @ y - c, len(c))
+    except np.linalg.LinAlgError:
+        return None
+    trusted = last.diagonal().min() > 0 and abs(last).max() < CONDITION
+    decided = np.array_equal(slack < TIED, free)  # tight inside the set, clearly slack outside
+    return y if trusted and decided else None
+
+
+def _degenerate(gramian: Array, c: Array) -> Array:
+    """Run the active set on a factor of H, first with a ridge that makes the answer unique, then on without it."""
+    size = len(c)
+    eigenvalues, vectors = np.linalg.eigh(gramian)
+    # Rounding may leave negative eigenvalues, of size 1e-7 if the inner products were taken in float32.
+    factor = np.vstack([np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * vectors.T, c, np.sqrt(RIDGE) * np.eye(size)])
+    target = np.zeros(len(factor))
+    target[size] = 1.0
+
+    def run(height: int, start: Array | None) -> tuple[float, Array]:
+        a, b = factor[:height], target[:height]
+        y, slack, _ = _active_set(
+            lambda rows: np.asarray(np.linalg.lstsq(a[:, rows], b, rcond=NOISE)[0]),  # the least-norm solution
+            lambda y: a.T @ (a @ y - b),
+            size,
+            start,
+        )
+        return float(abs(np.minimum(y, slack)).max() / max(1.0, y.sum())), y
+
+    ridged = run(2 * size + 1, None)
+    exact = run(size + 1, ridged[1])
+    return exact[1] if exact[0] < max(TIED, ridged[0]) else ridged[1]
+
+
+def _active_set(
+    solve_rows: Callable[[NDArray[np.intp]], Array],
+    slack_of: Callable[[Array], Array],
+    size: int,
+    start: Array | None = None,
+) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Find y ≥ 0 with s ≥ 0 and y_k s_k = 0, by Lawson and Hanson's method.
+
+    Args:
+        solve_rows: indices of a set -> the entries of the unconstrained minimiser over that set.
+        slack_of: y -> s, the gradient of the objective.
+        size: K.
+        start: y ≥ 0 whose positive entries make up the first set; None: start from the full set.
+
+    Returns:
+        y, s and the mask of the set. In exact arithmetic the objective falls with every change of the set, so that none
+        returns; rounding could break this, hence the limit, after which the last non-negative y is returned.
+    """
+    y = start
+    free = np.ones(size, dtype=bool) if start is None else start > 0
+    slack = np.zeros(size)
+    for _ in range(3 * size):
+        rows = free.nonzero()[0]
+        z = np.zeros(size)
+        z[rows] = solve_rows(rows)
+        negative = z < 0
+        if not np.count_nonzero(negative):
+            y, slack = z, slack_of(z)
+            outside = np.where(free, 0.0, slack)
+            entering = int(outside.argmin())
+            if outside[entering] >= -ROUNDING * max(1.0, y.sum()):
+                break
+            free[entering] = True
+        elif y is None:
+            free &= ~negative  # no feasible point yet: shrink the set until there is one
+        else:
+            falling = negative.nonzero()[0]
+            steps = y[falling] / (y[falling] - z[falling])
+            step = steps.min()
+            if step == 0:  # only by rounding: the entry that was to enter would leave at once
+                break
+            y = np.maximum(y + step * (z - y), 0.0)
+            free[falling[steps.argmin()]] = False
+            free &= ~negative | (y > ROUNDING)
+            y[~free] = 0.0
+            slack = slack_of(y)
+    if y is None:
+        raise np.linalg.LinAlgError("no non-negative point found")
+    return y, slack, free

@@ -1,0 +1,65 @@
+"""What a balanced optimizer remembers from one step to the next, kept where every checkpoint tool looks.
+
+``torch.save``, ``weights_only=True``, accelerate and DCP all keep ``optimizer.param_groups``, and DCP drops every other
+key of an optimizer's state without a word. So the state is one dict of plain Python values in ``param_groups[0]``. It
+is replaced as a whole when a step commits, never changed in place: a checkpoint taken earlier stays what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+KEY = "gradbalance"
+
+
+@dataclass(frozen=True)
+class BalanceState:
+    """The committed state, plain Python values only.
+
+    Attributes:
+        step: Committed balanced steps; a refresh falls on every ``refresh_every``-th.
+        names: The K objective names; empty until the first ``backward`` if none were given.
+        weights: What the moving average smooths: α on the simplex for Marble, λ for other balancers.
+        norms: ‖g_k‖ over the shared parameters, from the last refresh in which objective k was present.
+        coefficients: λ.
+        gramian: The Gramian of the last refresh; rows of objectives absent from it are zero.
+        solved: Whether objective k has been in a solve over the parameters that are shared now.
+        averaged: Whether a solve has set ``weights``, so that the next one is averaged with it.
+        reach: For each parameter a bit mask of the objectives that reach it.
+        balancer: The balancer's own state.
+    """
+
+    step: int = 0
+    names: list[str] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    coefficients: list[float] = field(default_factory=list)
+    gramian: list[list[float]] = field(default_factory=list)
+    solved: list[bool] = field(default_factory=list)
+    averaged: bool = False
+    reach: list[int] = field(default_factory=list)
+    balancer: dict[str, Any] = field(default_factory=dict)
+
+    def named(self, names: Sequence[str], *, simplex: bool) -> BalanceState:
+        """The state for K named objectives that have not been seen: equal shares on the simplex, else zeros."""
+        count = len(names)
+        return replace(
+            self,
+            names=list(names),
+            weights=[1.0 / count if simplex else 0.0] * count,
+            norms=[0.0] * count,
+            coefficients=[0.0] * count,
+            gramian=[[0.0] * count for _ in names],
+            solved=[False] * count,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as a plain dict. Its lists are shared, since none is ever changed in place."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> BalanceState:
+        """The state from :meth:`to_dict`; keys a later version added are ignored, missing ones take their default."""
+        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
