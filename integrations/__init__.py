@@ -1,0 +1,1 @@
+"""Complete training programs built on gradbalance; run from a checkout, not installed."""

@@ -1,0 +1,113 @@
+"""The method: which objectives a set of rewards makes, and which optimizer turns their gradients into one update.
+
+* A balancer (`marble`, `mgda`, `pcgrad`, …): one objective per reward, each with its own advantages.
+* `weighted_sum`: the usual practice, one more objective with the advantages of Σ_k w_k R_k of the raw rewards. The
+  update is that objective's gradient alone (λ = 1 on it, 0 elsewhere); every `measure_every`-th step also measures the
+  rewards' own gradients, so that its conflicts can be compared. That costs K extra reverse passes on those steps.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gradbalance import BalancedOptimizer, BalanceReport, MarbleOptimizer, balancers
+from integrations.diffusion_nft.advantages import group_advantages, weighted_sum
+from integrations.diffusion_nft.config import Config, UserError
+
+WEIGHTED_SUM = "weighted_sum"
+CONFLICT = -1e-6  # a cosine below this counts as a conflict; above it, it is rounding
+
+
+class Method:
+    """A config's method.
+
+    Args:
+        config: `method`, `balance`, `weighted_sum` and `rewards` are read.
+
+    Raises:
+        UserError: The method is unknown, or an option is wrong or does not fit the number of rewards.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.rewards = list(config.rewards)
+        self.is_sum = config.method == WEIGHTED_SUM
+        self.names = [*self.rewards, WEIGHTED_SUM] if self.is_sum else self.rewards
+        count = len(self.rewards)
+        weights = config.weighted_sum.weights
+        if self.is_sum and weights is not None and len(weights) != count:
+            raise UserError(
+                f"weighted_sum.weights={weights} has {len(weights)} values for {count} rewards "
+                f"({', '.join(self.rewards)})"
+            )
+        self._weights = torch.tensor([1.0] * count if weights is None else weights, dtype=torch.float64)
+        self._balancer = self._build_balancer()
+
+    def _build_balancer(self) -> balancers.Balancer:
+        method, options = self._config.method, dict(self._config.balance.options)
+        known = sorted(balancers.available())
+        if method not in known:
+            close = difflib.get_close_matches(method, known, n=1)
+            hint = f", did you mean {close[0]!r}?" if close else ""
+            raise UserError(f"unknown method {method!r}{hint} (known: {', '.join(known)})")
+        if self.is_sum:
+            if options:
+                raise UserError(f"balance.options={options}: weighted_sum takes none; set weighted_sum.weights")
+            return balancers.get(method, weights=[0.0] * len(self.rewards) + [1.0])
+        try:
+            balancer = balancers.get(method, **options)
+            balancer.coefficients(torch.eye(len(self.names), dtype=torch.float64), torch.ones(len(self.names)))
+        except (ValueError, TypeError) as error:
+            given = f"method {method} with balance.options={options} and {len(self.names)} rewards"
+            raise UserError(f"{given}: {' '.join(str(error).split())}") from None
+        # A fresh one: some balancers count their calls or draw from a generator.
+        return balancers.get(method, **options)
+
+    def optimizer(self, parameters: Sequence[torch.nn.Parameter]) -> BalancedOptimizer:
+        """AdamW on the parameters, balanced by the method."""
+        settings, balance = self._config.optimizer, self._config.balance
+        adamw = torch.optim.AdamW(
+            parameters, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
+        )
+        options: dict[str, Any] = {
+            "objective_names": self.names,
+            "shared_parameters": parameters,  # all of them, also in a step that only one objective is part of
+            "refresh_every": self._config.weighted_sum.measure_every if self.is_sum else balance.refresh_every,
+            "refresh_micro_batches": balance.refresh_micro_batches,
+        }
+        if balance.ema_decay is not None and not self.is_sum:
+            options["ema_decay"] = balance.ema_decay
+        if self._config.method == "marble":
+            return MarbleOptimizer(adamw, **balance.options, **options)
+        return BalancedOptimizer(adamw, self._balancer, **options)
+
+    def advantages(self, rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        """Advantages of every objective, (len(names), N), from rewards (K, N); NaN where one does not apply."""
+        rows = rewards
+        if self.is_sum:
+            rows = torch.cat([rewards, weighted_sum(rewards, self._weights).unsqueeze(0)])
+        return group_advantages(rows, groups)
+
+    def record(self, report: BalanceReport) -> dict[str, Any]:
+        """A step's balance for metrics.jsonl; what was not measured in this step is null."""
+        count, measured = len(self.rewards), report.refreshed
+        cosines = report.update_cosines[:count]
+
+        def by_name(values: torch.Tensor) -> dict[str, float]:
+            return dict(zip(self.names, values.tolist(), strict=True))
+
+        return {
+            "losses": by_name(report.losses),
+            "coefficients": by_name(report.coefficients),
+            "weights": by_name(report.weights),
+            "refreshed": measured,
+            "gradient_norms": by_name(report.gradient_norms) if measured else None,
+            "cosines": report.cosines[:count, :count].tolist() if measured else None,
+            "update_cosines": dict(zip(self.rewards, cosines.tolist(), strict=True)) if measured else None,
+            "min_cosine": float(torch.nan_to_num(cosines, nan=1.0).min()) if measured else None,
+            "conflicts": int((cosines < CONFLICT).sum()) if measured else None,
+        }

@@ -1,0 +1,207 @@
+"""DiffusionNFT's loop: sample with `old`, score, advantages, one balanced optimizer step, let the averages follow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from gradbalance import AffineLoss
+from integrations.diffusion_nft.balancing import Method
+from integrations.diffusion_nft.config import Config, RunError
+from integrations.diffusion_nft.loss import nft_coefficients, nft_terms, velocity_kl
+from integrations.diffusion_nft.policy import Policy
+from integrations.diffusion_nft.prompt_sampler import PromptSampler, load_strata
+from integrations.diffusion_nft.randomness import generator, noise
+from integrations.diffusion_nft.rewards import Reward
+from integrations.diffusion_nft.rollout import Rollout, collect
+from integrations.diffusion_nft.run_folder import RunFolder, load_checkpoint
+from integrations.diffusion_nft.sampling import Latents
+
+
+class Trainer:
+    """One run's moving parts; `step()` makes one optimizer step.
+
+    Attributes:
+        done: Completed optimizer steps.
+        whole: False only while parameters change: at any other moment, `save` writes the last complete step.
+
+    Args:
+        config: The run's settings.
+        pipeline: Gets the LoRA adapters.
+        rewards: The rewards to train on, by name, in the config's order.
+        method: Objectives and optimizer.
+        check: Called between batches; may raise to stop the run. Never called while parameters change.
+
+    Raises:
+        UserError: Prompts or LoRA targets are wrong.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        pipeline: StableDiffusion3Pipeline,
+        rewards: Mapping[str, Reward],
+        method: Method,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.method = method
+        self.rewards = rewards
+        self.latents = Latents(pipeline, config.size, config.max_sequence_length)
+        self._prompts = PromptSampler(load_strata(config.prompts.train), config.rollout.prompts, config.seed)
+        torch.manual_seed(config.seed)  # the adapters' initial weights
+        self.policy = Policy(pipeline, config.lora, config.averages)
+        self.optimizer = method.optimizer(self.policy.parameters)
+        self.done = 0
+        self.whole = True
+        self._check = check
+
+    def step(self) -> dict[str, Any]:
+        """One rollout and one optimizer step; returns its line for metrics.jsonl."""
+        rollout = self.rollout()
+        start = time.perf_counter()
+        record = self.learn(rollout)
+        seconds = {**rollout.seconds, "train": time.perf_counter() - start}
+        valid = ~rollout.rewards.isnan()
+        names = list(self.rewards)
+        return {
+            "step": self.done,
+            "rewards": dict(zip(names, rollout.rewards.nanmean(1).tolist(), strict=True)),
+            "valid": dict(zip(names, valid.sum(1).tolist(), strict=True)),
+            **record,
+            "seconds": seconds,
+            "images_per_second": len(rollout.prompts) / sum(seconds.values()),
+        }
+
+    def rollout(self) -> Rollout:
+        """This step's pictures, sampled by the policy `old` without guidance."""
+        settings = self.config.rollout
+        prompts = [p for p in self._prompts.draw(self.done) for _ in range(settings.images_per_prompt)]
+        start = noise(self.latents.shape, len(prompts), generator(self.config.seed, "rollout", self.done))
+        with self.policy.sampling():
+            return collect(
+                self.latents,
+                self.rewards,
+                prompts,
+                start,
+                steps=settings.steps,
+                sampler=settings.sampler,
+                batch=settings.batch,
+                check=self._check,
+            )
+
+    def learn(self, rollout: Rollout) -> dict[str, Any]:
+        """One optimizer step on a rollout; returns losses, balance, norms and decays."""
+        kl = self.backward(rollout)
+        report = self.optimizer.report
+        assert report is not None
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.config.optimizer.max_grad_norm)
+        self.whole = False
+        try:
+            self.optimizer.step()
+        except FloatingPointError:  # a NaN that gradbalance found before it changed anything
+            self.whole = True
+            raise
+        self.done += 1
+        decays = self.policy.follow(self.done)
+        self.whole = True
+        self.optimizer.zero_grad()
+        return {**self.method.record(report), "kl": kl, "grad_norm": float(norm), "decays": decays}
+
+    def backward(self, rollout: Rollout) -> float:
+        """Leave the balanced gradient of a rollout in `.grad`; returns the mean KL (0 if its weight is 0).
+
+        All counts and means are over the whole step, so micro-batches change the memory and not the gradient.
+        """
+        settings = self.config.loss
+        count = len(rollout.prompts)
+        groups = torch.arange(count) // self.config.rollout.images_per_prompt
+        advantages = self.method.advantages(rollout.rewards, groups)
+        draw = generator(self.config.seed, "train", self.done)
+        order = torch.randperm(count, generator=draw)
+        times = self._timesteps(count, draw)  # (N, T)
+        passes = times.shape[1]
+        counts = present_counts(advantages) * passes
+        if not counts.any():
+            raise RunError(f"step {self.done + 1}: no reward tells any two of its {count} pictures apart")
+        batches = torch.split(order, settings.micro_batch)
+        total_kl = 0.0
+        for b, batch in enumerate(batches):
+            fresh = noise((passes, *self.latents.shape), len(batch), draw)
+            embeddings = self.latents.embed([rollout.prompts[i].text for i in batch.tolist()])
+            constants = nft_coefficients(
+                advantages[:, batch], counts, beta=settings.beta, advantage_clip=settings.advantage_clip
+            )
+            for j in range(passes):
+                self._check()
+                terms, kl = self._forward(rollout.latents[batch], times[batch, j], fresh[:, j], embeddings)
+                share = len(batch) / (count * passes)
+                self.optimizer.backward(
+                    AffineLoss(terms, constants, names=self.method.names),
+                    regularizer=None if kl is None else settings.kl * share * kl,
+                    accumulate=not (b == len(batches) - 1 and j == passes - 1),
+                )
+                total_kl += 0.0 if kl is None else share * float(kl.detach())
+        return total_kl
+
+    def _timesteps(self, count: int, draw: torch.Generator) -> torch.Tensor:
+        """Noise levels to train on, (N, T): each picture's own random order of the sampling levels, cut to T."""
+        settings = self.config.loss
+        levels = self.latents.levels(self.config.rollout.steps)[:-1]
+        passes = max(1, int(settings.timestep_fraction * len(levels)))
+        if settings.train_timesteps is not None:
+            passes = min(passes, settings.train_timesteps)
+        orders = torch.rand(count, len(levels), generator=draw).argsort(1)[:, :passes]
+        return levels[orders.to(levels.device)]
+
+    def _forward(
+        self, clean: torch.Tensor, t: torch.Tensor, fresh: torch.Tensor, embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The terms [P; N] and the mean KL of one micro-batch at one timestep: the three forwards."""
+        level = t.to(clean).view(-1, 1, 1, 1)
+        noisy = (1 - level) * clean + level * fresh.to(clean)
+        with torch.no_grad(), self.policy.sampling():
+            old = self.latents.velocity(noisy, t, embeddings)
+        reference = None
+        if self.config.loss.kl > 0:
+            with torch.no_grad(), self.policy.base():
+                reference = self.latents.velocity(noisy, t, embeddings)
+        velocity = self.latents.velocity(noisy, t, embeddings)
+        kl = None if reference is None else velocity_kl(velocity, reference)
+        return nft_terms(velocity, old, noisy, clean, t, self.config.loss.beta), kl
+
+    def save(self, folder: RunFolder, seconds: float) -> Path:
+        """Write a checkpoint of the last complete step."""
+        return folder.save_checkpoint(
+            self.done,
+            self.policy.export,
+            self.policy.state_dict(),
+            self.optimizer.state_dict(),
+            {"seconds": seconds, "objectives": self.method.names},
+        )
+
+    def load(self, checkpoint: Path) -> float:
+        """Go on from a checkpoint; returns the seconds the run had taken."""
+        policy, optimizer, state = load_checkpoint(checkpoint)
+        self.policy.load_state_dict(policy)
+        self.optimizer.load_state_dict(optimizer)
+        self.done = state["step"]
+        return float(state["seconds"])
+
+
+def present_counts(advantages: torch.Tensor) -> torch.Tensor:
+    """Valid pictures of each objective, 0 for an objective that says nothing in this step.
+
+    Where all advantages are 0 (no picture spells anything, or all do) the loss only pulls towards `old`. Its gradient
+    is next to nothing, and a method that normalises gradients would give this nothing a full vote: it counts as absent.
+
+    Args:
+        advantages: Shape (K, N), NaN where an objective does not apply.
+    """
+    valid = ~advantages.isnan()
+    return valid.sum(1) * (advantages.nan_to_num(0.0) != 0).any(1)
