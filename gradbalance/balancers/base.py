@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from gradbalance.solvers.gramian import check_gramian
+from gradbalance.solvers.checks import check_gramian
 
 
 class Balancer(ABC):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
 from gradbalance.solvers import SOLVERS, min_norm
-from gradbalance.solvers.gramian import active_rows
+from gradbalance.solvers.checks import active_rows
 
 NORMALIZE = (None, "l2", "loss", "loss+")
 

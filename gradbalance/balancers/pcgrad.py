@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.solvers.gramian import active_rows
+from gradbalance.solvers.checks import active_rows
 
 
 class PCGrad(Balancer):

@@ -1,11 +1,13 @@
 """The min-norm point by general conic solvers, to compare the exact method with: cvxpy and cvxpylayers.
 
-Both minimise ‖Fβ‖ over cᵀβ = 1, β ≥ 0 with M = F², F symmetric: the norm of the root, not the quadratic form, because
-squaring the condition number would cost half of the digits on nearly dependent gradients.
+Both minimise ‖Fβ‖² over cᵀβ = 1, β ≥ 0 with M = F², F symmetric: squares of the root rather than the quadratic form,
+whose condition number is the square and which rounding may leave not quite convex.
 """
 
 import importlib
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from gradbalance.solvers.exact import Array
 
-TOLERANCES = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13, "max_iter": 500}
-"""Clarabel stops at 1e-8 by default; it still returns its best point where it cannot reach these."""
+CLARABEL = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13, "max_iter": 200}
+"""Options of cvxpy's solver. Where it cannot get that far it returns its best point with a warning."""
+
+SCS = {"solve_method": "SCS", "eps_abs": 1e-10, "eps_rel": 1e-10, "max_iters": 100_000}
+"""Options of cvxpylayers' solver; of those it offers it was the most accurate here."""
 
 SINGULAR = 1e-9
 """Share of the largest singular value of F below which the derivative of the root is left out."""
@@ -32,12 +37,13 @@ def solve(gramian: Array, c: Array) -> Array:
     cp = _require("cvxpy")
     root = _Root.apply(torch.from_numpy(gramian)).numpy()  # type: ignore[no-untyped-call]
     beta = cp.Variable(len(c), nonneg=True)
-    problem = cp.Problem(cp.Minimize(cp.norm(root @ beta)), [c @ beta == 1])
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(root @ beta)), [c @ beta == 1])
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Solution may be inaccurate")  # than TOLERANCES, far below its own
-        problem.solve(solver=cp.CLARABEL, **TOLERANCES)
-    if beta.value is None:
-        raise RuntimeError(f"cvxpy found no min-norm point (status {problem.status!r}); use solver='exact'")
+        warnings.filterwarnings("ignore", message="Solution may be inaccurate")  # measured against the options above
+        try:
+            problem.solve(solver=cp.CLARABEL, **CLARABEL)
+        except cp.error.SolverError as error:
+            raise RuntimeError("cvxpy found no min-norm point; use solver='exact'") from error
     value = np.maximum(beta.value, 0.0)
     return np.asarray(value / (c @ value))
 
@@ -58,15 +64,16 @@ def solve_differentiable(gramian: Tensor, c: Tensor) -> Tensor:
     cp, layers = _require("cvxpy"), _require("cvxpylayers.torch")
     size = len(c)
     root, weights, beta = cp.Parameter((size, size)), cp.Parameter(size), cp.Variable(size, nonneg=True)
-    problem = cp.Problem(cp.Minimize(cp.norm(root @ beta)), [weights @ beta == 1])
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(root @ beta)), [weights @ beta == 1])
     layer = layers.CvxpyLayer(problem, parameters=[root, weights], variables=[beta])
-    with warnings.catch_warnings():
-        # cvxpylayers hands tensors to numpy in a way that numpy 2 is going to refuse.
-        warnings.filterwarnings("ignore", message="__array__ implementation", category=DeprecationWarning)
-        options = {"solve_method": "Clarabel", **TOLERANCES}
-        (solution,) = layer(_Root.apply(gramian), c, solver_args=options)  # type: ignore[no-untyped-call]
-    solution = solution.clamp(min=0.0)
-    return solution / (c @ solution)  # type: ignore[no-any-return]
+
+    def run(m: Tensor) -> Tensor:
+        (solution,) = layer(_Root.apply(m), c, solver_args=SCS)  # type: ignore[no-untyped-call]
+        solution = solution.clamp(min=0.0)
+        normalised: Tensor = solution / (c @ solution)
+        return normalised
+
+    return _Quiet.apply(gramian, run)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _require(module: str) -> Any:
@@ -77,6 +84,31 @@ def _require(module: str) -> Any:
             f"solver={module.split('.')[0]!r} needs a package that is missing ({error.name}): "
             "pip install gradbalance[solvers], or use solver='exact'"
         ) from error
+
+
+class _Quiet(torch.autograd.Function):
+    """Run a function forwards and backwards without the warning that cvxpylayers' use of numpy 2 causes in both."""
+
+    @staticmethod
+    def forward(ctx: Any, argument: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad(), _quiet():
+            ctx.leaf = argument.detach().requires_grad_()
+            ctx.result = function(ctx.leaf)
+        return ctx.result.detach()  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor, None]:
+        with _quiet():
+            (grad,) = torch.autograd.grad(ctx.result, ctx.leaf, grad_result, retain_graph=True)
+        return grad, None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="__array__ implementation", category=DeprecationWarning)
+        yield
 
 
 class _Root(torch.autograd.Function):
@@ -91,13 +123,15 @@ class _Root(torch.autograd.Function):
         eigenvalues, vectors = torch.linalg.eigh(gramian)
         sigma = eigenvalues.clamp(min=0.0).sqrt()
         ctx.save_for_backward(sigma, vectors)
-        return (vectors * sigma) @ vectors.T
+        root: Tensor = (vectors * sigma) @ vectors.T
+        return root
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_root: Tensor) -> Tensor:
         sigma, vectors = ctx.saved_tensors
         sums = sigma[:, None] + sigma
         inner = vectors.T @ (grad_root + grad_root.T) @ vectors / 2
         inner = torch.where(sums > SINGULAR * sigma.max(), inner / sums, 0.0)
-        return vectors @ inner @ vectors.T
+        grad: Tensor = vectors @ inner @ vectors.T
+        return grad

@@ -14,13 +14,15 @@ Two linear algebras serve the same method. The first inverts H restricted to the
 accepted only if H is well-conditioned there and no objective outside the set is tied with those inside. Otherwise
 the set is not unique (duplicated, opposite or linearly dependent gradients); the second then works on the factor F,
 whose condition number is the square root, and returns, of all optimal β, the one of least Euclidean norm, which
-does not depend on the order of the objectives.
+does not depend on the order of the objectives. (Where gradients are dependent up to rounding only, rounding decides
+between β that give the same point.)
 
 References:
     C. L. Lawson, R. J. Hanson. Solving Least Squares Problems, chapter 23. Prentice-Hall, 1974.
     P. Wolfe. Finding the nearest point in a polytope. Mathematical Programming 11, 1976.
 """
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -35,14 +37,20 @@ ROUNDING = 4e-15
 TIED = 1e-11
 """|s| up to this cannot be told from 0 after the rounding of a well-conditioned solve."""
 
-CONDITION = 1e10
+CONDITION = 1e8
 """The inverse of H may have entries up to this for the fast path to be trusted."""
 
 RIDGE = 1e-10
-"""Weight of ‖y‖² that picks one of many optimal y."""
+"""Weight of ‖y‖² that picks one of many optimal y, with some digits to spare above rounding."""
 
 NOISE = 1e-7
 """Singular values of the factor below this share of the largest are rounding: the root of 1e-16, with room."""
+
+SOLVED = 1e-13
+"""Optimality residual (relative to Σ y, if above 1) that needs no further step."""
+
+PROXIMAL_RIDGE, PROXIMAL_STEPS = 1e-13, 5
+"""Weight of ‖y − y_last‖² in a proximal-point step, and the most steps taken."""
 
 
 def solve(gramian: Array, c: Array) -> Array:
@@ -70,10 +78,10 @@ def _two(gramian: Array, c: Array) -> Array:
     (first, cross), (_, second) = gramian.tolist()
     c1, c2 = c.tolist()
     first, second, cross = first * c2 * c2, second * c1 * c1, cross * c1 * c2  # all times (c1 c2)²
-    spread = first + second - 2 * cross
-    # Equal vectors: any split is optimal.
-    share = min(max((second - cross) / spread, 0.0), 1.0) if spread > 1e-15 * (first + second) else 0.5
-    return np.array([share / c1, (1 - share) / c2])
+    a1, a2 = max(second - cross, 0.0), max(first - cross, 0.0)  # not 1 − α_1, which has no digits for a tiny α_2
+    if a1 + a2 <= 1e-15 * (first + second):
+        a1, a2 = 1.0, 1.0  # equal vectors: any split is optimal
+    return np.array([a1 / (a1 + a2) / c1, a2 / (a1 + a2) / c2])
 
 
 def _well_conditioned(gramian: Array, c: Array) -> Array | None:
@@ -84,7 +92,7 @@ def _well_conditioned(gramian: Array, c: Array) -> Array | None:
     def solve_rows(rows: NDArray[np.intp]) -> Array:
         nonlocal last
         part, target = (h, c) if len(rows) == len(c) else (h[rows[:, None], rows], c[rows])
-        last = np.linalg.inv(part)
+        last = np.asarray(np.linalg.inv(part), dtype=np.float64)
         y = last @ target
         return y + last @ (target - part @ y)  # one refinement makes the residual independent of the conditioning
 
@@ -92,33 +100,46 @@ def _well_conditioned(gramian: Array, c: Array) -> Array | None:
         y, slack, free = _active_set(solve_rows, lambda y: h @ y - c, len(c))
     except np.linalg.LinAlgError:
         return None
-    trusted = last.diagonal().min() > 0 and abs(last).max() < CONDITION
-    decided = np.array_equal(slack < TIED, free)  # tight inside the set, clearly slack outside
-    return y if trusted and decided else None
+    trusted = last.diagonal().min() > 0 and last.max() < CONDITION  # no entry of a PSD matrix exceeds its diagonal's
+    undecided = np.count_nonzero((slack < TIED) != free)  # it should be tight inside the set, clearly slack outside
+    return y if trusted and not undecided else None
 
 
 def _degenerate(gramian: Array, c: Array) -> Array:
-    """Run the active set on a factor of H, first with a ridge that makes the answer unique, then on without it."""
+    """Run the active set on a factor of H with a ridge, then remove the ridge: exactly if possible, else in steps."""
     size = len(c)
     eigenvalues, vectors = np.linalg.eigh(gramian)
     # Rounding may leave negative eigenvalues, of size 1e-7 if the inner products were taken in float32.
-    factor = np.vstack([np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * vectors.T, c, np.sqrt(RIDGE) * np.eye(size)])
-    target = np.zeros(len(factor))
-    target[size] = 1.0
+    factor = np.vstack([np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * vectors.T, c])
+    target = np.append(np.zeros(size), 1.0)
 
-    def run(height: int, start: Array | None) -> tuple[float, Array]:
-        a, b = factor[:height], target[:height]
-        y, slack, _ = _active_set(
-            lambda rows: np.asarray(np.linalg.lstsq(a[:, rows], b, rcond=NOISE)[0]),  # the least-norm solution
+    def minimise(a: Array, b: Array, start: Array | None, rcond: float | None) -> Array:
+        return _active_set(
+            lambda rows: np.asarray(np.linalg.lstsq(a[:, rows], b, rcond=rcond)[0]),  # the least-norm solution
             lambda y: a.T @ (a @ y - b),
             size,
             start,
-        )
-        return float(abs(np.minimum(y, slack)).max() / max(1.0, y.sum())), y
+        )[0]
 
-    ridged = run(2 * size + 1, None)
-    exact = run(size + 1, ridged[1])
-    return exact[1] if exact[0] < max(TIED, ridged[0]) else ridged[1]
+    def ridged(ridge: float, centre: Array | None) -> Array:
+        a = np.vstack([factor, math.sqrt(ridge) * np.eye(size)])
+        b = np.append(target, np.zeros(size) if centre is None else math.sqrt(ridge) * centre)
+        return minimise(a, b, centre, None)
+
+    def solved(y: Array) -> bool:
+        slack = factor.T @ (factor @ y - target)
+        return bool(abs(np.minimum(y, slack)).max() <= SOLVED * max(1.0, y.sum()))
+
+    y = ridged(RIDGE, None)
+    exact = minimise(factor, target, y, NOISE)
+    if solved(exact):
+        return exact
+    # Dependent up to about the ridge, neither more nor less: proximal-point steps, each centred on the last answer.
+    for _ in range(PROXIMAL_STEPS):
+        y = ridged(PROXIMAL_RIDGE, y)
+        if solved(y):
+            break
+    return y
 
 
 def _active_set(
@@ -149,6 +170,8 @@ def _active_set(
         negative = z < 0
         if not np.count_nonzero(negative):
             y, slack = z, slack_of(z)
+            if len(rows) == size:
+                break
             outside = np.where(free, 0.0, slack)
             entering = int(outside.argmin())
             if outside[entering] >= -ROUNDING * max(1.0, y.sum()):

@@ -6,8 +6,8 @@ from integrations.diffusion_nft.rewards import build_rewards
 
 
 def test_order_and_names_are_kept():
-    rewards = build_rewards(["framing", "count", "prominence"])
-    assert list(rewards) == ["framing", "count", "prominence"]
+    rewards = build_rewards(["framing", "count", "tidiness"])
+    assert list(rewards) == ["framing", "count", "tidiness"]
     assert all(reward.name == name for name, reward in rewards.items())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from integrations.diffusion_nft.prompts import Prompt
 from integrations.diffusion_nft.rewards.ocr import OcrReward, similarity
@@ -76,8 +76,9 @@ def test_empty_and_noise_pictures_spell_nothing(reward):
 
 def test_large_pictures_are_searched_for_text(reward):
     picture = Image.new("RGB", (256, 192), "white")
-    ImageDraw.Draw(picture).text((60, 120), "Open", fill="black", font=pictures._font(40))
-    ImageDraw.Draw(picture).text((100, 30), "Cafe", fill="navy", font=pictures._font(40))
+    font = ImageFont.truetype(str(pictures._FONT), 40)
+    ImageDraw.Draw(picture).text((60, 120), "Open", fill="black", font=font)
+    ImageDraw.Draw(picture).text((100, 30), "Cafe", fill="navy", font=font)
     images = np.asarray(picture)[None]
     assert reward(images, [Prompt('a sign, "open"')]) == [1]
     assert reward(images, [Prompt('a sign, "cafe"')]) == [1]

@@ -9,7 +9,7 @@ from diffusers import StableDiffusion3Pipeline
 
 from integrations.diffusion_nft.prompts import load_prompts
 from integrations.diffusion_nft.tiny import CHECKPOINT, MAX_SEQUENCE_LENGTH, load_pipeline
-from integrations.diffusion_nft.tiny.pictures import LETTERS, shape_scenes, text_scenes
+from integrations.diffusion_nft.tiny.pictures import LETTERS, SIZE, shape_scenes, text_scenes
 from integrations.diffusion_nft.tiny.pipeline import build
 
 CAPTIONS = [scene.prompt.text for scene in (*shape_scenes(), *text_scenes())]
@@ -93,7 +93,7 @@ def test_the_shipped_checkpoint_loads_and_is_small():
         assert part.dtype == torch.float32
         assert not part.training
     assert sum(file.stat().st_size for file in CHECKPOINT.rglob("*.safetensors")) <= 8e6
-    assert sample(pipeline, CAPTIONS[:1]).shape == (1, 32, 32, 3)
+    assert sample(pipeline, CAPTIONS[:1]).shape == (1, SIZE, SIZE, 3)
 
 
 def test_the_shipped_prompts_are_those_of_the_task():

@@ -20,13 +20,12 @@ def weights(path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(pretrain, "BATCH", 4)
     monkeypatch.setattr(pretrain, "_sample_grid", functools.partial(pretrain._sample_grid, columns=1))
 
 
 def test_same_seed_same_checkpoint_and_the_old_one_is_replaced(quick, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("a", 2)):
-        pretrain.train(seed, steps=2, output=tmp_path / name, save_every=2)
+        pretrain.train(seed, steps=2, batch=4, output=tmp_path / name, save_every=2)
         if name == "b":
             first, second = weights(tmp_path / "a"), weights(tmp_path / "b")
             assert all(torch.equal(first[key], second[key]) for key in first)
@@ -38,11 +37,11 @@ def test_same_seed_same_checkpoint_and_the_old_one_is_replaced(quick, tmp_path):
 
 
 def test_an_interrupted_save_leaves_the_old_checkpoint(quick, tmp_path, monkeypatch):
-    pretrain.train(0, steps=1, output=tmp_path / "a", save_every=1)
+    pretrain.train(0, steps=1, batch=4, output=tmp_path / "a", save_every=1)
     before = weights(tmp_path / "a")
     monkeypatch.setattr(pretrain, "_card", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        pretrain.train(1, steps=1, output=tmp_path / "a", save_every=1)
+        pretrain.train(1, steps=1, batch=4, output=tmp_path / "a", save_every=1)
     after = weights(tmp_path / "a")
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

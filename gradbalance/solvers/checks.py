@@ -3,8 +3,14 @@
 Every decision is relative to the largest row, so that rescaling all gradients changes nothing.
 """
 
+from typing import Any, TypeVar
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+AnyArray = TypeVar("AnyArray", NDArray[Any], Tensor)
 
 NEGLIGIBLE_NORM = 1e-20
 """A gradient is taken for zero when its norm is at most this share of the largest norm."""
@@ -37,21 +43,18 @@ def check_gramian(gramian: Tensor) -> Tensor:
     checked = gramian.to(device="cpu", dtype=torch.float64)
     values = checked.detach().numpy()
     diagonal = values.diagonal()
-    # One sum is finite only if all entries are, barring overflow, which the slow branch sorts out.
-    if not (-float("inf") < float(values.sum()) < float("inf")):
-        bad = ~torch.isfinite(checked.detach()).all(dim=1)
+    finite = np.isfinite(values)
+    if np.count_nonzero(finite) < finite.size:
         # A non-finite gradient spoils its row AND its column: blame the rows whose own square norm is spoilt, if any.
-        own = ~torch.isfinite(checked.detach().diagonal())
-        rows = torch.nonzero(own if bool(own.any()) else bad).flatten().tolist()
-        if rows:
-            raise ValueError(f"gramian has non-finite values in row {', '.join(map(str, rows))}: {checked.tolist()}")
+        bad = ~finite.diagonal() if not finite.diagonal().all() else ~finite.all(axis=1)
+        rows = ", ".join(map(str, bad.nonzero()[0]))
+        raise ValueError(f"gramian has non-finite values in row {rows}: {values.tolist()}")
     if diagonal.min() < 0:
         row = int(diagonal.argmin())
         raise ValueError(f"gramian[{row}, {row}] is a squared norm and must be ≥ 0, got {diagonal[row]}")
-    difference = abs(values - values.T)
-    if difference.any():
-        norms = diagonal**0.5
-        excess = difference - ASYMMETRY * norms[:, None] * norms
+    if np.count_nonzero(values != values.T):
+        norms = np.sqrt(diagonal)
+        excess = abs(values - values.T) - ASYMMETRY * norms[:, None] * norms
         if excess.max() > 0:
             row, column = divmod(int(excess.argmax()), len(values))
             raise ValueError(
@@ -62,13 +65,14 @@ def check_gramian(gramian: Tensor) -> Tensor:
     return checked
 
 
-def active_rows(norms: Tensor) -> Tensor:
+def active_rows(norms: AnyArray) -> AnyArray:
     """Say which objectives have a gradient at all.
 
     Args:
-        norms: ‖g_k‖, shape (K,).
+        norms: ‖g_k‖, shape (K,), in numpy or torch.
 
     Returns:
         Boolean, shape (K,): norm above ``NEGLIGIBLE_NORM`` times the largest; all False if all norms are 0.
     """
-    return norms > NEGLIGIBLE_NORM * norms.max()
+    active: AnyArray = norms > NEGLIGIBLE_NORM * norms.max()
+    return active
