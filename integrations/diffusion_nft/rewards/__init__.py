@@ -26,11 +26,12 @@ class Reward(Protocol):
 
 
 def _factories() -> dict[str, Callable[[], Reward]]:
-    from integrations.diffusion_nft.rewards.composition import FramingReward, ProminenceReward
+    from integrations.diffusion_nft.rewards.framing import FramingReward
     from integrations.diffusion_nft.rewards.objects import ColourReward, CountReward
     from integrations.diffusion_nft.rewards.ocr import OcrReward
+    from integrations.diffusion_nft.rewards.tidiness import TidinessReward
 
-    classes: tuple[type[Reward], ...] = (OcrReward, CountReward, ColourReward, ProminenceReward, FramingReward)
+    classes: tuple[type[Reward], ...] = (OcrReward, CountReward, ColourReward, TidinessReward, FramingReward)
     return {reward.name: reward for reward in classes}
 
 
