@@ -42,7 +42,7 @@ class AffineLoss:
             )
         if coefficients.requires_grad:
             raise ValueError("AffineLoss: coefficients are constants; pass coefficients.detach()")
-        flat = coefficients.flatten(1)
+        flat = coefficients.reshape(coefficients.shape[0], -1)
         finite, present = torch.stack([torch.isfinite(flat).all(1), (flat != 0).any(1)]).tolist()
         if not all(finite):
             raise ValueError(
@@ -63,7 +63,7 @@ class AffineLoss:
     def losses(self) -> Tensor:
         """The K losses, shape (K,), with their graph."""
         dtype = torch.promote_types(self.terms.dtype, self.coefficients.dtype)
-        return torch.mv(self.coefficients.to(dtype).flatten(1), self.terms.to(dtype).flatten())
+        return torch.mv(self.coefficients.to(dtype).reshape(len(self), -1), self.terms.to(dtype).flatten())
 
     def combine(self, weights: Tensor | Sequence[float]) -> Tensor:
         """Σ_k weights_k · L_k as one contraction: a scalar with its graph.

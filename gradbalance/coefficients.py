@@ -3,8 +3,10 @@
 One refresh:  balancer.weights(M) → moving average over steps → balancer.scale(·, norms) → λ.
 
 An objective that is absent keeps its weight, norm and coefficient; on the simplex the present ones share what is left,
-1 − Σ α_absent. An objective never seen so far holds 1/K. One whose gradient is zero gets weight 0 from the balancer and
-leaves the solve. The moving average of coefficients is known as CR-MOGM (Zhou et al., NeurIPS 2022).
+1 − Σ α_absent, and at least 1/K, so that no absent objective can bring the others to a stop. An objective never seen
+so far holds 1/K. One whose gradient is zero gets weight 0 from the balancer and leaves the solve; if none is left,
+there is nothing to solve and everything stays as it was. The moving average of coefficients is known as CR-MOGM
+(Zhou et al., NeurIPS 2022).
 """
 
 from __future__ import annotations
@@ -37,16 +39,18 @@ def solve(
         losses: The K loss values, NaN where absent.
         ema_decay: ρ of the moving average.
     """
+    solved = [here or known for here, known in zip(present, state.solved, strict=True)]
+    norms = gramian.diagonal().clamp(min=0).sqrt()
+    if not bool((norms > 0).any()):
+        return replace(state, solved=solved, gramian=gramian.tolist())
     balancer.load_state_dict(state.balancer)
     fresh = balancer.weights(gramian, losses).tolist()
-    share = (
-        1.0 - sum(w for w, here in zip(state.weights, present, strict=True) if not here) if balancer.simplex else 1.0
-    )
+    absent = sum(w for w, here in zip(state.weights, present, strict=True) if not here)
+    share = max(1.0 - absent, 1.0 / len(present)) if balancer.simplex else 1.0
     weights = [
         _smooth(old, share * new, ema_decay if state.averaged and (balancer.simplex or known) else 0.0) if here else old
         for old, new, known, here in zip(state.weights, fresh, state.solved, present, strict=True)
     ]
-    norms = gramian.diagonal().clamp(min=0).sqrt()
     scaled = balancer.scale(gramian.new_tensor(weights), norms).tolist()
     return replace(
         state,
@@ -54,7 +58,7 @@ def solve(
         norms=[new if here else old for new, old, here in zip(norms.tolist(), state.norms, present, strict=True)],
         coefficients=[new if here else old for new, old, here in zip(scaled, state.coefficients, present, strict=True)],
         gramian=gramian.tolist(),
-        solved=[here or known for here, known in zip(present, state.solved, strict=True)],
+        solved=solved,
         averaged=True,
         balancer=balancer.state_dict(),
     )

@@ -90,7 +90,8 @@ def read(losses: Losses, names: Sequence[str] | None, *, source: str = "backward
             )
         return Objectives(_check_names(names, None, len(losses), source), losses.unbind())
     if isinstance(losses, Mapping):
-        order = list(names) if names is not None else [str(name) for name in losses]
+        losses = {str(name): loss for name, loss in losses.items()}
+        order = list(names) if names is not None else list(losses)
         unknown = [name for name in losses if name not in order]
         if unknown:
             raise ValueError(

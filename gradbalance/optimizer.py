@@ -82,8 +82,8 @@ class BalancedOptimizer(Optimizer):
         self.balancer = balancers.get(balancer) if isinstance(balancer, str) else balancer
         if not isinstance(self.balancer, Balancer):
             raise TypeError(f"balancer must be a Balancer or the name of one, got {type(balancer).__name__}")
-        if not 0.0 <= ema_decay < 1.0:
-            raise ValueError(f"ema_decay must be in [0, 1), got {ema_decay}")
+        if isinstance(ema_decay, bool) or not isinstance(ema_decay, float | int) or not 0.0 <= ema_decay < 1.0:
+            raise ValueError(f"ema_decay must be a number in [0, 1), got {ema_decay!r}")
         for name, count in (("refresh_every", refresh_every), ("refresh_micro_batches", refresh_micro_batches)):
             optional = name == "refresh_micro_batches" and count is None
             if not optional and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
@@ -106,7 +106,9 @@ class BalancedOptimizer(Optimizer):
         for hooks in _HOOKS:
             setattr(self, hooks, OrderedDict())
         self._patch_step_function()
-        self._commit(self._initial_state())
+        saved = self.param_groups[0].get(KEY)
+        if saved is None or self._foreign(saved) is not None:
+            self._commit(self._initial_state())
 
     # --- What is the inner optimizer's is shared, not copied --------------------------------------------------------
 
@@ -198,12 +200,13 @@ class BalancedOptimizer(Optimizer):
         if not any(p.requires_grad for p in self._parameters()):
             raise RuntimeError("backward: none of the optimizer's parameters requires grad; all are frozen")
         if window is None:
-            window = self._open(given)
+            window = self._open(given, accumulate)
         self._window = None  # an error below ends the step
         if window.add(given, regularizer, last=not accumulate, limit=self.refresh_micro_batches):
             window.solve(self.balancer, self.ema_decay)
             if window.nonfinite and self.nonfinite == "raise":
                 raise NonFiniteError(window.nonfinite)
+            window.write()
         self._window = window
         if accumulate:
             return None
@@ -269,21 +272,29 @@ class BalancedOptimizer(Optimizer):
             self._window = None
         return result
 
-    def _open(self, given: Objectives) -> Window:
+    def _open(self, given: Objectives, accumulate: bool) -> Window:
         """Begin an optimizer step: decide whether it measures the gradients."""
         state, parameters = self._committed, self._parameters()
         if not state.names:
             state = state.named(given.names, simplex=self.balancer.simplex)
-        unknown = any(here and not known for here, known in zip(given.present, state.solved, strict=True))
-        grown = len(state.reach) != len(parameters)
-        due = state.step % self.refresh_every == 0 or unknown or grown
-        return Window(state, parameters, self._shared, refresh=due and any(given.present))
+        # Whatever no solve has seen has no coefficient: an objective that is here or may come with a later
+        # micro-batch, and a parameter that is new or was frozen.
+        new_objective = any(
+            (here or accumulate) and not known for here, known in zip(given.present, state.solved, strict=True)
+        )
+        reach = state.reach + [-1] * (len(parameters) - len(state.reach))
+        new_parameter = any(p.requires_grad and mask < 0 for p, mask in zip(parameters, reach, strict=True))
+        refresh = state.step % self.refresh_every == 0 or new_objective or new_parameter
+        return Window(state, parameters, self._shared, refresh=refresh)
 
     def _to_be_stepped(self, window: Window) -> bool:
         """Whether all is finite. Amortised steps are checked here, by one look at the K losses, not in ``backward``."""
         names = window.check()
-        if names and self.nonfinite == "raise":
+        if names:
+            # Gone before they can do harm: a GradScaler has looked at them by now.
             self._window = None
+            self.inner.zero_grad()
+        if names and self.nonfinite == "raise":
             raise NonFiniteError(names)
         return not names
 
@@ -307,7 +318,8 @@ class BalancedOptimizer(Optimizer):
             shared = {id(p) for p in self.shared_parameters}
             return [id(p) in shared for p in self._parameters()]
         least = min(2, len(state.names))
-        return [mask.bit_count() >= least for mask in state.reach]
+        reach = state.reach + [-1] * (len(self._parameters()) - len(state.reach))
+        return [mask > 0 and mask.bit_count() >= least for mask in reach]
 
     # --- State ------------------------------------------------------------------------------------------------------
 
@@ -320,7 +332,7 @@ class BalancedOptimizer(Optimizer):
         self.param_groups[0][KEY] = state.to_dict()
 
     def _initial_state(self) -> BalanceState:
-        state = BalanceState(balancer=dict(self.balancer.state_dict()))
+        state = BalanceState(method=type(self.balancer).__name__, balancer=dict(self.balancer.state_dict()))
         return state.named(self._objective_names, simplex=self.balancer.simplex) if self._objective_names else state
 
     def state_dict(self) -> dict[str, Any]:
@@ -337,26 +349,34 @@ class BalancedOptimizer(Optimizer):
         """Resume from :meth:`state_dict`, or start balancing from a plain inner optimizer's checkpoint.
 
         Raises:
-            ValueError: If the checkpoint balances other objectives; nothing is loaded then.
+            ValueError: If the checkpoint is of other objectives or another method; nothing is loaded then.
         """
         state_dict = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             result = pre_hook(self, state_dict)
             state_dict = state_dict if result is None else result
         saved = state_dict["param_groups"][0].get(KEY)
-        names, expected = (saved or {}).get("names") or [], self._committed.names
-        if names and expected and list(names) != expected:
-            raise ValueError(
-                f"load_state_dict: the checkpoint balances {list(names)}, this optimizer {expected}; build the "
-                "optimizer with the checkpoint's objective_names, or load into a fresh one"
-            )
-        if saved is not None:
-            self.balancer.load_state_dict(saved["balancer"])
+        problem = None if saved is None else self._foreign(saved)
+        if problem is not None:
+            raise ValueError(f"load_state_dict: {problem}")
         self.inner.load_state_dict(state_dict)
         self._commit(self._initial_state() if saved is None else BalanceState.from_dict(saved))
         self._window, self._report = None, None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _foreign(self, saved: Mapping[str, Any]) -> str | None:
+        """Why a saved balancing state is not this optimizer's; None if it is."""
+        method = type(self.balancer).__name__
+        if saved["method"] != method:
+            return f"the checkpoint's balancer is {saved['method']}, this optimizer's is {method}"
+        names = self._objective_names or self._committed.names
+        if saved["names"] and names and list(saved["names"]) != list(names):
+            return (
+                f"the checkpoint balances {list(saved['names'])}, this optimizer {list(names)}; build the optimizer "
+                "with the checkpoint's objective_names, or load into a fresh one"
+            )
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_window": None}
@@ -366,7 +386,7 @@ class BalancedOptimizer(Optimizer):
         self._patch_step_function()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(balancer={self.balancer!r}, inner={self.inner!r})"
+        return f"{type(self).__name__}({type(self.inner).__name__}, {self.balancer!r})"
 
 
 class MarbleOptimizer(BalancedOptimizer):

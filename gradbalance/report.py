@@ -126,6 +126,6 @@ class BalanceReport:
 
     @cached_property
     def _measured_norms(self) -> Tensor:
-        """Norms from the Gramian of the last refresh, NaN where it measured none."""
+        """Norms from the Gramian of the last refresh, NaN where it measured none or the objective is absent now."""
         norms = self.gramian.diagonal().clamp(min=0).sqrt()
-        return torch.where(norms > 0, norms, torch.nan)
+        return torch.where((norms > 0) & torch.tensor(self._present), norms, torch.nan)

@@ -27,7 +27,8 @@ class BalanceState:
         gramian: The Gramian of the last refresh; rows of objectives absent from it are zero.
         solved: Whether objective k has been in a solve over the parameters that are shared now.
         averaged: Whether a solve has set ``weights``, so that the next one is averaged with it.
-        reach: For each parameter a bit mask of the objectives that reach it.
+        reach: For each parameter a bit mask of the objectives that reach it; −1 if no refresh has seen it trainable.
+        method: The balancer's class: weights of one method mean nothing to another.
         balancer: The balancer's own state.
     """
 
@@ -40,6 +41,7 @@ class BalanceState:
     solved: list[bool] = field(default_factory=list)
     averaged: bool = False
     reach: list[int] = field(default_factory=list)
+    method: str = ""
     balancer: dict[str, Any] = field(default_factory=dict)
 
     def named(self, names: Sequence[str], *, simplex: bool) -> BalanceState:

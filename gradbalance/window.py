@@ -53,7 +53,7 @@ class Window:
         *,
         refresh: bool,
     ) -> None:
-        self.state = replace(state, reach=state.reach + [0] * (len(parameters) - len(state.reach)))
+        self.state = state
         self.refresh = refresh
         self.open = True
         self.nonfinite: list[str] = []
@@ -63,6 +63,7 @@ class Window:
         self._present = [False] * len(state.names)
         self._values: Tensor | None = None
         self._regularizer: Tensor | None = None
+        self._regularizer_norms: list[Tensor] = []
         self._checked = False
         self._micro_batches = 0
 
@@ -89,11 +90,14 @@ class Window:
             self.weighted_pass(given, regularizer)
             return False
         self._micro_batches += 1
-        enough = last or (limit is not None and self._micro_batches >= limit)
+        # An objective that no solve has seen would have no coefficient after this one: wait for it.
+        known = all(here or known for here, known in zip(self._present, self.state.solved, strict=True))
+        enough = last or (limit is not None and self._micro_batches >= limit and known)
         trainable = [p for p in self._parameters if p.requires_grad]
         active = [k for k, wanted in enumerate(given.active) if wanted]
         if regularizer is not None and regularizer.requires_grad:
             accumulate_pass([regularizer], [torch.ones_like(regularizer)], trainable, retain_graph=bool(active))
+            self._regularizer_norms += [p.grad.norm() for p in trainable if p.grad is not None]
         for k in active:
             # The graph serves K passes and is freed by the last.
             gradients = reverse_pass(*given.single(k), trainable, retain_graph=k != active[-1])
@@ -116,17 +120,11 @@ class Window:
             accumulate_pass(outputs, cotangents, inputs, retain_graph=retain)
 
     def solve(self, balancer: Balancer, ema_decay: float) -> None:
-        """End the measuring: Gramian, coefficients, and the balanced gradient into ``.grad``.
-
-        If something is not finite, ``nonfinite`` names it, the coefficients stay, and the gradient is written as it is,
-        so that a GradScaler sees it and backs off.
-        """
+        """End the measuring: Gramian and coefficients. If something is not finite, ``nonfinite`` names it."""
         gradients, state = self._gradients, self.state
         assert gradients is not None
-        self._gradients = None
-        masks = [sum(1 << k for k in range(len(state.names)) if reached[k]) for reached in gradients.reached()]
         before = self._shared_of(state)
-        state = replace(state, reach=[old | new for old, new in zip(state.reach, masks, strict=True)])
+        state = replace(state, reach=self._reach(state, gradients.reached()))
         shared = self._shared_of(state)
         if shared != before:
             # Norms measured over other parameters say nothing about these.
@@ -136,8 +134,25 @@ class Window:
         if not self.nonfinite:
             losses = self._loss_values()
             state = solve(state, balancer, gramian, present=self._present, losses=losses, ema_decay=ema_decay)
-            self.state = state
-        gradients.write(state.coefficients, shared)
+        self.state = state
+
+    def write(self) -> None:
+        """Add the balanced gradient to ``.grad``, and let go of the K gradients.
+
+        One that is not finite is written as it is, so that a GradScaler sees it and backs off.
+        """
+        gradients, self._gradients = self._gradients, None
+        assert gradients is not None
+        gradients.write(self.state.coefficients, self._shared_of(self.state))
+
+    def _reach(self, state: BalanceState, reached: Sequence[Sequence[bool]]) -> list[int]:
+        """The objectives that reach each parameter, as far as known; of frozen parameters nothing is learned."""
+        masks = []
+        for p, parameter in enumerate(self._parameters):
+            old = state.reach[p] if p < len(state.reach) else -1
+            new = sum(1 << k for k, hit in enumerate(reached[p]) if hit)
+            masks.append(max(old, 0) | new if parameter.requires_grad else old)
+        return masks
 
     def check(self, measured: Tensor | None = None) -> list[str]:
         """Names of what is not finite, by one look at the losses since the last check.
@@ -152,8 +167,10 @@ class Window:
         if measured is not None:
             finite &= measured.isfinite()
         self.nonfinite = [name for name, ok in zip(self.state.names, finite.tolist(), strict=True) if not ok]
-        if self._regularizer is not None and not bool(self._regularizer.isfinite()):
-            self.nonfinite.append("regularizer")
+        if self._regularizer is not None:
+            parts = [self._regularizer, *self._regularizer_norms]
+            if not bool(torch.stack([part.to("cpu", torch.float64) for part in parts]).isfinite().all()):
+                self.nonfinite.append("regularizer")
         return self.nonfinite
 
     def report(self) -> BalanceReport:

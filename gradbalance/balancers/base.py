@@ -69,7 +69,7 @@ class Balancer(ABC):
         Raises:
             ValueError: ``gramian`` is not square, symmetric and finite; the message names the row.
         """
-        gramian = check_gramian(gramian)
+        gramian = check_gramian(gramian).detach()
         return self.scale(self.weights(gramian, losses, signal), gramian.diagonal().sqrt())
 
     def state_dict(self) -> dict[str, int | float | list[float]]:

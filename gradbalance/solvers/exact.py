@@ -40,8 +40,8 @@ TIED = 1e-11
 CONDITION = 1e8
 """The inverse of H may have entries up to this for the fast path to be trusted."""
 
-RIDGE = 1e-10
-"""Weight of ‖y‖² that picks one of many optimal y, with some digits to spare above rounding."""
+RIDGE = 1e-8
+"""Weight of ‖y‖² that picks one of many optimal y; with s exact to ROUNDING it tells y_k > 4e-7 from y_k = 0."""
 
 NOISE = 1e-7
 """Singular values of the factor below this share of the largest are rounding: the root of 1e-16, with room."""

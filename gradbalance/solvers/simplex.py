@@ -55,16 +55,17 @@ def min_norm(gramian: Tensor, *, floor: float = 0.0, solver: str = "exact") -> T
         raw ones it is the same relative to the sum of the lengths Σ α_k ‖g_k‖, but whether long gradients cancel to
         within 1e-8 of their length or exactly is a matter of rounding, which short ones among them then depend on.
 
-        The derivative is that of the optimality conditions with the set {k: α_k > floor} held fixed. Where α is not
-        differentiable (linearly dependent vectors, an α_k that is just about to leave the floor) it is one of the
-        one-sided answers: the least-squares one.
+        The derivative is that of the optimality conditions with the set {k: α_k > floor} held fixed. Where α has none,
+        the answer is still finite: for linearly dependent vectors that of the pseudo-inverse, for an α_k just about to
+        leave the floor that of staying there.
 
     References:
         P. Wolfe. Finding the nearest point in a polytope. Mathematical Programming 11, 1976.
     """
     gramian = check_gramian(gramian)
-    if not 0.0 <= floor <= 1.0 / len(gramian) * (1 + 1e-12):
-        raise ValueError(f"floor must be in [0, 1/K] = [0, {1 / len(gramian):g}] for K = {len(gramian)}, got {floor!r}")
+    size = gramian.shape[0]
+    if not 0.0 <= floor * size <= 1.0 + 1e-12:
+        raise ValueError(f"floor must be in [0, 1/K] = [0, {1 / size:g}] for K = {size}, got {floor!r}")
     if solver not in SOLVERS:
         raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}")
     if solver == "cvxpylayers":

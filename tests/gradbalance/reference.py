@@ -45,7 +45,7 @@ class ReferenceMarble:
         active = present & (norms > 0)
         unit = jacobian[active] / norms[active, None]
         fresh = np.zeros(self.count)
-        fresh[active] = min_norm(unit) * (1 - self.alpha[~present].sum())
+        fresh[active] = min_norm(unit) * max(1 - self.alpha[~present].sum(), 1 / self.count)
         decay = self.ema_decay if self.seen.any() else 0.0
         self.alpha[present] = decay * self.alpha[present] + (1 - decay) * fresh[present]
         self.lam[present] = 0.0

@@ -480,7 +480,7 @@ def make(**options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ema_decay": 1.0}, "ema_decay must be in"),
+        ({"ema_decay": 1.0}, "ema_decay must be a number in"),
         ({"refresh_every": 0}, "refresh_every must be an integer of at least 1, got 0"),
         ({"refresh_every": 2.0}, "refresh_every must be an integer"),
         ({"refresh_every": True}, "refresh_every must be an integer"),

@@ -117,7 +117,7 @@ def test_permutation_equivariant(name, gradients, random):
     m = gramian(gradients)
     balancer = EVERY[name](len(m))
     torch.testing.assert_close(
-        balancer.coefficients(m[order][:, order]), balancer.coefficients(m)[order], rtol=0, atol=1e-6
+        balancer.coefficients(m[order][:, order]), balancer.coefficients(m)[order], rtol=0, atol=1e-5
     )
 
 

@@ -187,7 +187,7 @@ def test_permutation_equivariant(gradients, random):
     m = gramian(unit(gradients))
     order = list(range(len(m)))
     random.shuffle(order)
-    np.testing.assert_allclose(min_norm(m[order][:, order]), min_norm(m)[order], atol=1e-6)
+    np.testing.assert_allclose(min_norm(m[order][:, order]), min_norm(m)[order], atol=1e-5)
 
 
 @settings(max_examples=100, deadline=None)
