@@ -25,18 +25,21 @@ def test_two_gradients_at_120_degrees_with_norms_10_and_1():
 
 
 def test_log_normal_norms_give_no_conflict_but_alpha_on_raw_gradients_does():
-    """1,000 draws, K = 5: measured 17 to 20 % of draws in conflict when α is applied to the raw gradients."""
+    """1,000 draws of K = 5 random gradients with 100 parameters: 28 to 30 % conflict when α is applied as it is.
+
+    (57 to 61 % with 20 parameters and 6 to 7 % with 1,000, where random gradients are nearly orthogonal.)
+    """
     rng = np.random.default_rng(0)
     conflicts = {"coefficients": 0, "alpha": 0}
     for _ in range(1000):
-        gradients = rng.standard_normal((5, 20)) * np.exp(rng.standard_normal((5, 1)))
+        gradients = rng.standard_normal((5, 100)) * np.exp(rng.standard_normal((5, 1)))
         balancer = Marble()
         alpha = balancer.weights(gramian(gradients))
         coefficients = balancer.scale(alpha, torch.from_numpy(np.linalg.norm(gradients, axis=1)))
         conflicts["alpha"] += cosines(alpha, gradients).min() < -1e-6
         conflicts["coefficients"] += cosines(coefficients, gradients).min() < -1e-6
     assert conflicts["coefficients"] == 0
-    assert conflicts["alpha"] > 100
+    assert 250 < conflicts["alpha"] < 350
 
 
 @settings(max_examples=100, deadline=None)
