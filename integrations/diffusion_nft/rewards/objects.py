@@ -7,6 +7,7 @@ ground do, which is exact for such pictures. Scores are graded, as reinforcement
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,7 @@ def _colour(rgb: np.ndarray) -> str:
     return min(_HUES, key=lambda name: abs((hue - _HUES[name] + 180) % 360 - 180))
 
 
-class _ObjectReward:
+class _ObjectReward(ABC):
     """The mean of a graded score over the entries of a prompt's ``include``; NaN where no entry asks for the aspect."""
 
     name: str
@@ -87,11 +88,13 @@ class _ObjectReward:
                 scores[i] = np.mean([self._score(found, entry) for entry in entries])
         return scores
 
+    @abstractmethod
     def _asks(self, entry: dict[str, Any]) -> bool:
-        raise NotImplementedError
+        """Whether an entry says anything about this aspect."""
 
+    @abstractmethod
     def _score(self, found: list[Detection], entry: dict[str, Any]) -> float:
-        raise NotImplementedError
+        """How well what was found meets an entry, in [0, 1]."""
 
 
 class CountReward(_ObjectReward):
