@@ -163,9 +163,7 @@ class BalancedOptimizer(Optimizer):
 
     # --- The step ---------------------------------------------------------------------------------------------------
 
-    def backward(
-        self, losses: Losses, *, regularizer: Tensor | None = None, accumulate: bool = False
-    ) -> BalanceReport | None:
+    def backward(self, losses: Losses, *, regularizer: Tensor | None = None, accumulate: bool = False) -> BalanceReport:
         """Add the balanced gradient of the losses to ``.grad``.
 
         On a refresh this takes K reverse passes over the one graph and solves for new coefficients λ; on the steps in
@@ -180,7 +178,8 @@ class BalancedOptimizer(Optimizer):
                 them all; the call with ``accumulate=False`` completes the step.
 
         Returns:
-            The report of the completed step; None while ``accumulate=True``.
+            The report of the step; with ``accumulate=True`` of the step so far, whose coefficients are not solved yet
+            if it is a refresh.
 
         Raises:
             TypeError, ValueError: If ``losses`` is malformed; the message says how.
@@ -208,10 +207,10 @@ class BalancedOptimizer(Optimizer):
                 raise NonFiniteError(window.nonfinite)
             window.write()
         self._window = window
-        if accumulate:
-            return None
-        self._report = window.report()
-        return self._report
+        report = window.report()
+        if not accumulate:
+            self._report = report
+        return report
 
     def step(self, closure: Callable[[], Losses] | None = None) -> Any:  # type: ignore[override]
         """Step the inner optimizer with the gradients in ``.grad`` and commit what ``backward`` computed.

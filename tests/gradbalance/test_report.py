@@ -66,7 +66,8 @@ def test_losses_add_up_over_micro_batches_and_are_read_late():
     problem = LinearLosses([[1.0, 0.0], [0.0, 2.0]])
     optimizer = MarbleOptimizer(torch.optim.SGD([problem.x], lr=0.0))
     assert optimizer.report is None
-    assert optimizer.backward([loss + 1 for loss in problem.losses()], accumulate=True) is None
+    assert optimizer.backward([loss + 1 for loss in problem.losses()], accumulate=True).losses.tolist() == [1.0, 1.0]
+    assert optimizer.report is None
     report = optimizer.backward([loss + 2 for loss in problem.losses()])
     assert optimizer.report is report
     assert report.losses.tolist() == [3.0, 3.0]
