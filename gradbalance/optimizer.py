@@ -281,8 +281,8 @@ class BalancedOptimizer(Optimizer):
         new_objective = any(
             (here or accumulate) and not known for here, known in zip(given.present, state.solved, strict=True)
         )
-        reach = state.reach + [-1] * (len(parameters) - len(state.reach))
-        new_parameter = any(p.requires_grad and mask < 0 for p, mask in zip(parameters, reach, strict=True))
+        state = replace(state, reach=state.reach + [-1] * (len(parameters) - len(state.reach)))
+        new_parameter = any(p.requires_grad and mask < 0 for p, mask in zip(parameters, state.reach, strict=True))
         refresh = state.step % self.refresh_every == 0 or new_objective or new_parameter
         return Window(state, parameters, self._shared, refresh=refresh)
 
@@ -317,8 +317,7 @@ class BalancedOptimizer(Optimizer):
             shared = {id(p) for p in self.shared_parameters}
             return [id(p) in shared for p in self._parameters()]
         least = min(2, len(state.names))
-        reach = state.reach + [-1] * (len(self._parameters()) - len(state.reach))
-        return [mask > 0 and mask.bit_count() >= least for mask in reach]
+        return [mask > 0 and mask.bit_count() >= least for mask in state.reach]
 
     # --- State ------------------------------------------------------------------------------------------------------
 

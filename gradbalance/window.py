@@ -34,7 +34,7 @@ class Window:
     """One optimizer step.
 
     Args:
-        state: The committed state, with its objectives named.
+        state: The committed state, with its objectives named and an entry in ``reach`` for each parameter.
         parameters: All parameters of the optimizer, in order.
         shared_of: For a state, which of the parameters are balanced.
         refresh: Whether the step measures the gradients and solves; else it uses the state's coefficients.
@@ -147,12 +147,11 @@ class Window:
 
     def _reach(self, state: BalanceState, reached: Sequence[Sequence[bool]]) -> list[int]:
         """The objectives that reach each parameter, as far as known; of frozen parameters nothing is learned."""
-        masks = []
-        for p, parameter in enumerate(self._parameters):
-            old = state.reach[p] if p < len(state.reach) else -1
-            new = sum(1 << k for k, hit in enumerate(reached[p]) if hit)
-            masks.append(max(old, 0) | new if parameter.requires_grad else old)
-        return masks
+        masks = [sum(1 << k for k, hit in enumerate(hits) if hit) for hits in reached]
+        return [
+            max(old, 0) | new if parameter.requires_grad else old
+            for parameter, old, new in zip(self._parameters, state.reach, masks, strict=True)
+        ]
 
     def check(self, measured: Tensor | None = None) -> list[str]:
         """Names of what is not finite, by one look at the losses since the last check.

@@ -49,6 +49,9 @@ def _train(argv: Sequence[str] | None) -> None:
     overrides = [*args.overrides, *([f"method={args.method}"] if args.method else [])]
     config = load_config(args.config, overrides)
     if args.print_config:
+        from integrations.diffusion_nft.balancing import Method
+
+        Method(config)  # an unknown method or a wrong option of it is an error here as well
         print(config.to_yaml(), end="")
         return
     from integrations.diffusion_nft.run import train

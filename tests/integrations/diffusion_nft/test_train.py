@@ -212,6 +212,7 @@ def test_print_config_prints_the_resolved_config(config_file, capsys):
     assert train.main(["--config", str(config_file), "--print-config", "seed=9", "--method", "mgda"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert (printed["seed"], printed["method"], printed["loss"]["beta"]) == (9, "mgda", 0.1)
+    assert "unknown method 'marbel'" in wrong(capsys, "--config", str(config_file), "--print-config", "method=marbel")
 
 
 @pytest.mark.parametrize("script", ["train.py", "evaluate.py"])
