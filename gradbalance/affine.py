@@ -22,7 +22,7 @@ class AffineLoss:
         names: K distinct objective names.
 
     Attributes:
-        present: For each objective, whether it sees any term; one that sees none is absent from the step.
+        present: For each objective, whether it sees any term; one that sees none is absent. Shape (K,), bool.
 
     Raises:
         TypeError: If ``terms`` or ``coefficients`` is not a floating-point tensor.
@@ -43,7 +43,8 @@ class AffineLoss:
         if coefficients.requires_grad:
             raise ValueError("AffineLoss: coefficients are constants; pass coefficients.detach()")
         flat = coefficients.reshape(coefficients.shape[0], -1)
-        finite, present = torch.stack([torch.isfinite(flat).all(1), (flat != 0).any(1)]).tolist()
+        # On an accelerator the step's own check finds a NaN: looking for it here would wait for the device.
+        finite = torch.isfinite(flat).all(1).tolist() if flat.device.type == "cpu" else [True]
         if not all(finite):
             raise ValueError(
                 f"AffineLoss: coefficients of objective(s) {[k for k, ok in enumerate(finite) if not ok]} hold NaN or "
@@ -53,7 +54,7 @@ class AffineLoss:
             raise ValueError(f"AffineLoss: names must be {coefficients.shape[0]} distinct names, got {list(names)}")
         self.terms = terms
         self.coefficients = coefficients.to(terms.device)
-        self.present: list[bool] = present
+        self.present = (flat != 0).any(1)
         self.names = None if names is None else [str(name) for name in names]
 
     def __len__(self) -> int:

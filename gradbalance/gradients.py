@@ -1,122 +1,165 @@
-"""Reverse passes, and the K gradients of a refresh until they become one.
-
-Two ways through the graph: :func:`reverse_pass` returns the gradient of one objective and touches no ``.grad``;
-:func:`accumulate_pass` adds a weighted gradient to ``.grad`` as a plain ``loss.backward()`` would. Gradients that
-autograd returned may be views or shared between parameters, so nothing here writes into them.
-"""
+"""The K gradients of a refresh, from the reverse passes that find them until they become one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradbalance.gramian import gramian
+from gradbalance.ranks import copies, is_dtensor, local
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
-def reverse_pass(
-    outputs: Sequence[Tensor], cotangents: Sequence[Tensor], parameters: Sequence[Tensor], *, retain_graph: bool
-) -> list[Tensor | None]:
-    """The vector-Jacobian product of ``outputs`` with ``cotangents``: one gradient a parameter, None if not reached."""
-    return list(torch.autograd.grad(outputs, parameters, cotangents, retain_graph=retain_graph, allow_unused=True))
-
-
-def accumulate_pass(
-    outputs: Sequence[Tensor], cotangents: Sequence[Tensor], parameters: Sequence[Tensor], *, retain_graph: bool
-) -> None:
-    """Add the vector-Jacobian product to the ``.grad`` of ``parameters``, and of nothing else, by one reverse pass."""
-    if outputs and parameters:
-        torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph, inputs=list(parameters))
-
-
 class ObjectiveGradients:
-    """The gradient of every objective for every parameter, summed over the micro-batches of a refresh.
+    """One row of gradients an objective, one entry a parameter, summed over the micro-batches of a refresh.
 
     Args:
-        count: The number of objectives K.
-        parameters: The P parameters, in a fixed order.
+        count: The number of rows.
+        parameters: The parameters, in a fixed order.
+
+    Attributes:
+        rows: ``rows[k][p]``, None where parameter p is not reached.
     """
 
     def __init__(self, count: int, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self.rows: list[list[Tensor | None]] = [[None] * len(parameters) for _ in range(count)]
+        self._ours = [[False] * len(parameters) for _ in range(count)]
 
-    def add(self, k: int, gradients: list[Tensor | None], *, more: bool) -> None:
+    def add(self, k: int, gradients: list[Tensor | None]) -> None:
         """Add one micro-batch's gradient of objective k. The list is emptied, so that nothing is held twice.
 
         Args:
-            k: The objective.
+            k: The row.
             gradients: One gradient for each parameter that requires grad, as autograd returned them.
-            more: Further micro-batches will be added, so the sum must be ours to write to.
         """
-        row = self.rows[k]
+        row, ours = self.rows[k], self._ours[k]
         trainable = [p for p, parameter in enumerate(self.parameters) if parameter.requires_grad]
         for i, p in enumerate(trainable):
             gradient, gradients[i] = gradients[i], None
-            held = row[p]
             if gradient is None:
                 continue
-            if held is not None:
-                held.add_(gradient)
-            elif more:
-                # float32 keeps long sums of bf16 and fp16 gradients from stalling.
-                row[p] = gradient.to(torch.float32 if gradient.dtype in _LOW_PRECISION else gradient.dtype, copy=True)
-            else:
+            gradient = _placed(gradient, self.parameters[p])
+            held = row[p]
+            if held is None:
                 row[p] = gradient
+            elif ours[p] and not held.is_sparse:
+                held.add_(gradient)
+            else:
+                # Autograd's own tensors are never written into; float32 keeps long sums of bf16 and fp16 from stalling.
+                dense, other = (gradient, held) if held.is_sparse else (held, gradient)
+                row[p] = wide(dense) + other
+                ours[p] = True
 
-    def reached(self) -> list[list[bool]]:
-        """For each parameter and objective, whether it is reached: structural, a zero gradient counts as reached."""
-        return [[gradient is not None for gradient in column] for column in zip(*self.rows, strict=True)]
+    def reached(self) -> list[list[int]]:
+        """For each row and parameter: 0 not reached, 1 reached, 2 reached by a sparse gradient.
 
-    def gramian(self, shared: Sequence[bool]) -> Tensor:
-        """The K×K Gramian over the parameters marked as shared, float64 on the CPU."""
-        return gramian([[g for g, s in zip(row, shared, strict=True) if s] for row in self.rows])
+        Structural: a gradient of zeros counts as reached.
+        """
+        return [[0 if g is None else 2 if g.is_sparse else 1 for g in row] for row in self.rows]
 
-    def extra_norms(self, shared: Sequence[bool]) -> Tensor:
-        """Each objective's gradient norm over the parameters that are *not* shared, shape (K,): to find infinities."""
-        heads = [[g for g, s in zip(row, shared, strict=True) if not s] for row in self.rows]
-        return torch.cat([gramian([row]).diagonal() for row in heads]).sqrt()
+    def nonzero(self) -> list[list[int]]:
+        """For each row and parameter, 1 if the gradient is there and not all zeros. Copies the flags to the host."""
+        some = {(k, p): local(g).any() for k, row in enumerate(self.rows) for p, g in enumerate(row) if g is not None}
+        result = [[0] * len(self.parameters) for _ in self.rows]
+        flags = list(some.values())
+        if flags:
+            for (k, p), flag in zip(some, torch.stack([f.to(flags[0].device) for f in flags]).tolist(), strict=True):
+                result[k][p] = int(flag)
+        return result
 
-    def write(self, coefficients: Sequence[float], shared: Sequence[bool]) -> None:
-        """Add Σ_k λ_k g_k (shared parameters) and Σ_k g_k (all others) to ``.grad``, freeing each g_k on the way."""
+    def drop(self, entries: Sequence[Sequence[int]]) -> None:
+        """Forget the gradients whose entry is 0."""
+        for row, keep in zip(self.rows, entries, strict=True):
+            row[:] = [g if kept else None for g, kept in zip(row, keep, strict=True)]
+
+    def gramian(self, chosen: Sequence[bool], rows: slice = slice(None), *, ranks: int = 1) -> Tensor:
+        """The Gramian of some rows over the chosen parameters, float64, on the gradients' device.
+
+        Args:
+            chosen: For each parameter, whether it counts.
+            rows: Which rows.
+            ranks: With more than one, the result is this rank's part: the sum over the ranks is the Gramian.
+        """
+        total: Tensor | None = None
+        counts = [copies(parameter, ranks) for parameter in self.parameters]
+        for count in sorted({c for c, wanted in zip(counts, chosen, strict=True) if wanted}):
+            here = [p for p, wanted in enumerate(chosen) if wanted and counts[p] == count]
+            part = gramian([[None if (g := row[p]) is None else local(g) for p in here] for row in self.rows[rows]])
+            part = part / count if count > 1 else part
+            total = part if total is None else total + part.to(total.device)
+        return gramian([[] for _ in self.rows[rows]]) if total is None else total
+
+    def write(self, weights: Sequence[float], shared: Sequence[bool]) -> None:
+        """Add Σ_k w_k g_k (shared parameters) and Σ_k g_k (all others) to ``.grad``, freeing each g_k on the way."""
         with torch.no_grad():
-            self._write_low_precision(coefficients, shared)
-            for row, coefficient in zip(self.rows, coefficients, strict=True):
-                for weight, of_shared in ((coefficient, True), (1.0, False)):
+            self._write_low_precision(weights, shared)
+            for row, weight in zip(self.rows, weights, strict=True):
+                for factor, of_shared in ((weight, True), (1.0, False)):
                     _add_scaled(
                         [
                             (self.parameters[p], gradient)
                             for p, gradient in enumerate(row)
                             if gradient is not None and shared[p] is of_shared
                         ],
-                        weight,
+                        factor,
                     )
                 row.clear()
 
-    def _write_low_precision(self, coefficients: Sequence[float], shared: Sequence[bool]) -> None:
+    def _write_low_precision(self, weights: Sequence[float], shared: Sequence[bool]) -> None:
         """bf16 and fp16 parameters: the K terms are added in float32 and rounded once."""
         for p, parameter in enumerate(self.parameters):
             if parameter.dtype not in _LOW_PRECISION:
                 continue
             total: Tensor | None = None
-            for row, coefficient in zip(self.rows, coefficients, strict=True):
+            for row, weight in zip(self.rows, weights, strict=True):
                 gradient, row[p] = row[p], None
                 if gradient is not None:
-                    term = gradient.float() * (coefficient if shared[p] else 1.0)
-                    total = term if total is None else total.add_(term)
-            if total is not None and parameter.grad is not None:
-                parameter.grad.copy_(total.add_(parameter.grad))
-            elif total is not None:
-                parameter.grad = total.to(parameter.dtype)
+                    term = wide(gradient) * (weight if shared[p] else 1.0)
+                    total = term if total is None else total + term
+            if total is not None:
+                add_to_grad(parameter, total)
+
+
+def _placed(gradient: Any, parameter: Any) -> Tensor:
+    """The gradient of a DTensor laid out as its parameter is: tensor parallelism may leave a sum to be done."""
+    if is_dtensor(gradient) and gradient.placements != parameter.placements:
+        gradient = gradient.redistribute(placements=parameter.placements)
+    placed: Tensor = gradient
+    return placed
+
+
+def wide(gradient: Tensor) -> Tensor:
+    """A gradient of bf16 or fp16 as float32, any other as it is."""
+    return gradient.float() if gradient.dtype in _LOW_PRECISION else gradient
+
+
+def add_to_grad(parameter: Tensor, gradient: Tensor) -> None:
+    """``parameter.grad += gradient``, which may be more precise than the parameter, sparse, or both."""
+    held = parameter.grad
+    if held is None:
+        parameter.grad = gradient.to(parameter.dtype)
+    elif held.is_sparse or gradient.is_sparse:
+        dense, other = (gradient, held) if held.is_sparse else (held, gradient)
+        parameter.grad = (dense + other).to(parameter.dtype)
+    else:
+        held.copy_(held + gradient)
 
 
 def _add_scaled(pairs: Sequence[tuple[Tensor, Tensor]], weight: float) -> None:
-    """``parameter.grad += weight · gradient`` for all pairs, by foreach kernels."""
-    fresh = [(parameter, gradient) for parameter, gradient in pairs if parameter.grad is None]
-    held = [(parameter.grad, gradient) for parameter, gradient in pairs if parameter.grad is not None]
+    """``parameter.grad += weight · gradient`` for all pairs, by foreach kernels where they can be had."""
+    fresh, held = [], []
+    for parameter, gradient in pairs:
+        if gradient.is_sparse or (parameter.grad is not None and parameter.grad.is_sparse):
+            add_to_grad(parameter, gradient * weight)
+        elif parameter.grad is None:
+            fresh.append((parameter, gradient))
+        else:
+            held.append((parameter.grad, gradient))
     if held:
         torch._foreach_add_([grad for grad, _ in held], [gradient for _, gradient in held], alpha=weight)
     if fresh:

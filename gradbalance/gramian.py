@@ -27,16 +27,18 @@ def gramian(rows: Sequence[Gradients]) -> Tensor:
             Complex gradients count as pairs of reals, sparse ones are read densely.
 
     Returns:
-        The Gramian, shape (K, K), float64, on the CPU: the one copy from the device that a solve needs.
+        The Gramian, shape (K, K), float64, on the device of the first gradient.
     """
     total: dict[torch.device, Tensor] = {}
     for block in _blocks(rows):
         product = block @ block.T
         total[block.device] = total[block.device] + product if block.device in total else product
-    result = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for product in total.values():
-        result += product.to("cpu", torch.float64)
-    return result
+    if not total:
+        return torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    first, *others = total.values()
+    for product in others:
+        first = first + product.to(first.device)
+    return first
 
 
 def _blocks(rows: Sequence[Gradients]) -> Iterator[Tensor]:

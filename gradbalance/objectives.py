@@ -8,8 +8,8 @@ weighting, and objective k alone is the weighting e_k.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
-from typing import TypeAlias
+from functools import cached_property, reduce
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +24,9 @@ class Objectives:
 
     Attributes:
         names: The K objective names.
-        present: For each objective, whether a loss was given; an ``AffineLoss`` has none where all coefficients are 0.
-        active: For each objective, whether it is present and has a graph; a constant loss has none.
+        connected: For each objective, whether there is a loss with a graph; a constant loss has none.
+        presence: For each objective, whether it is present: a loss was given, or an ``AffineLoss`` has a coefficient
+            that is not 0. Shape (K,), bool, on the losses' device.
         values: The K loss values, detached, on the losses' device; 0 where absent.
     """
 
@@ -33,26 +34,45 @@ class Objectives:
         self.names = names
         self._losses = losses
         if isinstance(losses, AffineLoss):
-            self.present = losses.present
-            self.active = [here and losses.terms.requires_grad for here in losses.present]
+            self.connected = [losses.terms.requires_grad] * len(losses)
+            self.presence = losses.present
             with torch.no_grad():
-                self.values = losses.losses()
+                values = losses.losses()
+                self.values = torch.where(losses.present.to(values.device), values, 0.0)
         else:
-            self.present = [loss is not None for loss in losses]
-            self.active = [loss is not None and loss.requires_grad for loss in losses]
+            self.connected = [loss is not None and loss.requires_grad for loss in losses]
+            self.presence = torch.tensor([loss is not None for loss in losses])
             given = [loss.detach() for loss in losses if loss is not None] or [torch.zeros(())]
             dtype = reduce(torch.promote_types, (loss.dtype for loss in given), torch.float32)
             like = torch.zeros((), dtype=dtype, device=given[0].device)
             self.values = torch.stack([like if loss is None else loss.detach().reshape(()).to(like) for loss in losses])
+
+    @cached_property
+    def present(self) -> list[bool]:
+        """``presence`` as Python values: with an ``AffineLoss`` on an accelerator, reading it waits for the device."""
+        return cast("list[bool]", self.presence.tolist())
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """Where the graph of the objectives starts."""
+        return self.products([1.0] * len(self.names))[0]
 
     def products(self, weights: Sequence[float]) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs and cotangents whose vector-Jacobian product is the gradient of Σ_k weights_k L_k."""
         if isinstance(self._losses, AffineLoss):
             terms = self._losses.terms
             return ([terms], [self._losses.blend(weights).to(terms.dtype)]) if terms.requires_grad else ([], [])
-        pairs = [(loss, w) for loss, w in zip(self._losses, weights, strict=True) if loss is not None]
-        pairs = [(loss, w) for loss, w in pairs if loss.requires_grad]
-        return [loss for loss, _ in pairs], [torch.full_like(loss, w) for loss, w in pairs]
+        outputs, cotangents = [], []
+        for loss, weight, name in zip(self._losses, weights, self.names, strict=True):
+            if loss is not None and loss.requires_grad:
+                if loss.dtype == torch.float16 and not _fits(weight, loss.dtype):
+                    raise OverflowError(
+                        f"backward: the coefficient {weight:.3g} of {name!r} cannot be held by its loss, which is "
+                        "float16; return losses in float32, such as loss.float()"
+                    )
+                outputs.append(loss)
+                cotangents.append(torch.full_like(loss, weight))
+        return outputs, cotangents
 
     def single(self, k: int) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs and cotangents of objective k alone."""
@@ -61,6 +81,10 @@ class Objectives:
         loss = self._losses[k]
         assert loss is not None
         return [loss], [torch.ones_like(loss)]
+
+
+def _fits(weight: float, dtype: torch.dtype) -> bool:
+    return weight == 0 or torch.finfo(dtype).tiny <= abs(weight) <= torch.finfo(dtype).max
 
 
 def read(losses: Losses, names: Sequence[str] | None, *, source: str = "backward") -> Objectives:
@@ -113,6 +137,8 @@ def read(losses: Losses, names: Sequence[str] | None, *, source: str = "backward
             raise TypeError(f"{source}: the loss of {name!r} must be a tensor or None, got {type(loss).__name__}")
         if loss is not None and loss.numel() != 1:
             raise ValueError(f"{source}: the loss of {name!r} must be a scalar, got shape {tuple(loss.shape)}")
+        if loss is not None and not loss.is_floating_point():
+            raise TypeError(f"{source}: the loss of {name!r} must be a real floating-point number, got {loss.dtype}")
     return Objectives(order, items)
 
 

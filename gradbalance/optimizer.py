@@ -6,6 +6,7 @@ happens (a GradScaler overflow, an error, ``nonfinite="skip"``) leaves no trace.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +14,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.optim import Optimizer
 
 from gradbalance import balancers, objectives
 from gradbalance.balancers import Balancer, Marble
 from gradbalance.objectives import Losses, Objectives
+from gradbalance.ranks import Ranks
 from gradbalance.report import BalanceReport
 from gradbalance.state import KEY, BalanceState
 from gradbalance.window import NonFiniteError, Window
@@ -56,6 +59,8 @@ class BalancedOptimizer(Optimizer):
             ``objective_0``, ….
         nonfinite: What to do about a NaN or infinite loss or gradient: ``"raise"`` an error that names the objective,
             or ``"skip"`` the step. Either way parameters, optimizer state and coefficients stay as they were.
+        process_group: The ranks over which gradients are averaged. Default: those of the model's
+            ``DistributedDataParallel``, else the default group.
 
     Raises:
         TypeError: If ``optimizer`` is not a ``torch.optim.Optimizer`` or is already balanced.
@@ -73,6 +78,7 @@ class BalancedOptimizer(Optimizer):
         shared_parameters: Iterable[Tensor] | None = None,
         objective_names: Sequence[str] | None = None,
         nonfinite: str = "raise",
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         # Optimizer.__init__ would build param_groups of its own; everything it sets is either shared or set here.
         if not isinstance(optimizer, Optimizer):
@@ -90,22 +96,29 @@ class BalancedOptimizer(Optimizer):
                 raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
         if nonfinite not in ("raise", "skip"):
             raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
-        if isinstance(objective_names, str) or (
-            objective_names is not None and (not objective_names or len(set(objective_names)) != len(objective_names))
-        ):
-            raise ValueError(f"objective_names must be distinct names, got {objective_names!r}")
+        names = objective_names
+        if names is not None and not isinstance(names, Sequence):
+            raise TypeError(f'objective_names must be a list of names such as ["a", "b"], got {names!r}')
+        if names is not None and (isinstance(names, str) or not names or len(set(names)) != len(names)):
+            raise ValueError(f'objective_names must be distinct names such as ["a", "b"], got {names!r}')
         self.inner = optimizer
         self.ema_decay = float(ema_decay)
         self.refresh_every = refresh_every
         self.refresh_micro_batches = refresh_micro_batches
         self.nonfinite = nonfinite
-        self.shared_parameters = None if shared_parameters is None else self._own(shared_parameters)
-        self._objective_names = None if objective_names is None else [str(name) for name in objective_names]
+        self.process_group = process_group
+        # By position: accelerate replaces the parameters by sharded ones under FSDP2.
+        self._balanced = None if shared_parameters is None else self._positions(shared_parameters)
+        self._objective_names = None if names is None else [str(name) for name in names]
+        self._ranks: Ranks | None = None
         self._window: Window | None = None
+        self._held: Window | None = None
         self._report: BalanceReport | None = None
         for hooks in _HOOKS:
             setattr(self, hooks, OrderedDict())
         self._patch_step_function()
+        # Graphs that torch.compile makes from now on can be passed through more than once.
+        torch._functorch.config.donated_buffer = False
         saved = self.param_groups[0].get(KEY)
         if saved is None or self._foreign(saved) is not None:
             self._commit(self._initial_state())
@@ -186,20 +199,21 @@ class BalancedOptimizer(Optimizer):
             RuntimeError: If nothing to differentiate is left.
             NonFiniteError: With ``nonfinite="raise"``, if a loss or gradient is not finite.
         """
-        _refuse_unsynchronised_ranks()
         window = self._window if self._window is not None and self._window.open else None
         given = objectives.read(losses, (self._committed if window is None else window.state).names or None)
         if regularizer is not None and (not isinstance(regularizer, Tensor) or regularizer.numel() != 1):
             raise ValueError("backward: regularizer must be a scalar tensor")
-        if any(given.present) and not any(given.active):
-            raise RuntimeError(
-                f"backward: no loss of {given.names} requires grad, so there is nothing to differentiate; was the "
-                "forward run under torch.no_grad(), or were the losses detached?"
-            )
+        ranks = self._find_ranks()
+        if ranks.size == 1 and not any(given.connected) and any(given.present):
+            raise _nothing_to_differentiate(given.names)
         if not any(p.requires_grad for p in self._parameters()):
             raise RuntimeError("backward: none of the optimizer's parameters requires grad; all are frozen")
+        if self._held is not None:
+            self._held.evaluate_again(given, regularizer, last=not accumulate)
+            self._window = self._held
+            return self._held.report()
         if window is None:
-            window = self._open(given, accumulate)
+            window = self._open(given, accumulate, ranks)
         self._window = None  # an error below ends the step
         if window.add(given, regularizer, last=not accumulate, limit=self.refresh_micro_batches):
             window.solve(self.balancer, self.ema_decay)
@@ -219,75 +233,95 @@ class BalancedOptimizer(Optimizer):
 
         Args:
             closure: Returns the K losses, in any form that ``backward`` takes. Gradients are zeroed before each
-                evaluation; λ is solved at the first and held for the whole step (LBFGS evaluates several times).
+                evaluation; λ is solved at the first and held for the whole step (LBFGS evaluates several times). It may
+                also call ``backward`` itself, as torch's closures do; then what it returns is not looked at.
 
         Returns:
             What the inner optimizer returns: with a closure Σ_k λ_k L_k of the first evaluation, else None.
         """
-        if closure is not None:
-            return self._step_closure(closure)
+        for pre_hook in self._optimizer_step_pre_hooks.values():
+            pre_hook(self, (self,), {} if closure is None else {"closure": closure})
+        stepped, result = self._step_window() if closure is None else self._step_closure(closure)
+        if stepped:
+            for post_hook in self._optimizer_step_post_hooks.values():
+                post_hook(self, (self,), {} if closure is None else {"closure": closure})
+        return result
+
+    # torch would call the step hooks of this optimizer and the global ones; the global ones are the inner step's.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step_window(self) -> tuple[bool, Any]:
+        """Whether the step was made, and what the inner optimizer returned."""
         window = self._window
         if window is None:
-            return self.inner.step()
+            return True, self.inner.step()
         if window.open:
             raise RuntimeError(
                 "step: the last backward said accumulate=True, so the step is not complete; the last micro-batch's "
                 "backward must have accumulate=False"
             )
-        if self._to_be_stepped(window):
+        finite = self._is_finite(window)
+        if finite:
             self.inner.step()
             self._commit(replace(window.state, step=window.state.step + 1))
         self._window = None
-        return None
+        return finite, None
 
-    def _step_closure(self, closure: Callable[[], Losses]) -> Any:
+    def _step_closure(self, closure: Callable[[], Losses]) -> tuple[bool, Any]:
+        """Step an inner optimizer that evaluates the losses itself, once or often."""
         self.zero_grad()
-        window: Window | None = None
+        before = _Snapshot(self.inner) if isinstance(self.inner, torch.optim.LBFGS) else None
 
         def evaluate() -> Tensor:
-            nonlocal window
             self.inner.zero_grad()
+            self._window = None
             with torch.enable_grad():
                 losses = closure()
-                if window is None:
+                if self._window is None:  # a closure may call backward itself, as torch's do
                     self.backward(losses)
-                    window = self._window
-                    assert window is not None
-                    if not self._to_be_stepped(window):
-                        raise _SkipStep
-                    given = objectives.read(losses, window.state.names, source="step")
-                else:
-                    given = objectives.read(losses, window.state.names, source="step")
-                    window.weighted_pass(given)
-            return given.values @ given.values.new_tensor(window.state.coefficients)
+            window = self._window
+            assert window is not None
+            if window.open:
+                raise RuntimeError("step: the closure's last backward said accumulate=True; it must be False")
+            self._held = window
+            if not self._is_finite(window):
+                raise _SkipStep
+            return window.objective()
 
         try:
             result = self.inner.step(cast("Callable[[], float]", evaluate))
-            if window is not None:
-                self._commit(replace(window.state, step=window.state.step + 1))
-        except _SkipStep:
-            result = None
+            if self._held is not None:
+                self._commit(replace(self._held.state, step=self._held.state.step + 1))
+            return True, result
+        except (_SkipStep, NonFiniteError) as stop:
+            if before is not None:
+                before.restore()
+            if isinstance(stop, NonFiniteError):
+                raise
+            return False, None
         finally:
-            self._window = None
-        return result
+            self._window = self._held = None
 
-    def _open(self, given: Objectives, accumulate: bool) -> Window:
+    def _open(self, given: Objectives, accumulate: bool, ranks: Ranks) -> Window:
         """Begin an optimizer step: decide whether it measures the gradients."""
         state, parameters = self._committed, self._parameters()
         if not state.names:
             state = state.named(given.names, simplex=self.balancer.simplex)
         # Whatever no solve has seen has no coefficient: an objective that is here or may come with a later
         # micro-batch, and a parameter that is new or was frozen.
-        new_objective = any(
-            (here or accumulate) and not known for here, known in zip(given.present, state.solved, strict=True)
-        )
+        new_objective = False
+        if not all(state.solved):
+            # Looked at only where it matters, and agreed on: with an AffineLoss it may lie on the device.
+            unseen = zip(given.present, state.solved, strict=True)
+            wanted = int(any((here or accumulate) and not known for here, known in unseen))
+            new_objective = ranks.agree([wanted], parameters[0].device) == [1]
         state = replace(state, reach=state.reach + [-1] * (len(parameters) - len(state.reach)))
         new_parameter = any(p.requires_grad and mask < 0 for p, mask in zip(parameters, state.reach, strict=True))
         refresh = state.step % self.refresh_every == 0 or new_objective or new_parameter
-        return Window(state, parameters, self._shared, refresh=refresh)
+        return Window(state, parameters, self._shared, ranks, refresh=refresh)
 
-    def _to_be_stepped(self, window: Window) -> bool:
-        """Whether all is finite. Amortised steps are checked here, by one look at the K losses, not in ``backward``."""
+    def _is_finite(self, window: Window) -> bool:
+        """Whether the step may be made. Amortised steps are looked at here, by one copy of a few numbers."""
         names = window.check()
         if names:
             # Gone before they can do harm: a GradScaler has looked at them by now.
@@ -297,25 +331,33 @@ class BalancedOptimizer(Optimizer):
             raise NonFiniteError(names)
         return not names
 
+    def _find_ranks(self) -> Ranks:
+        """The processes that train together, looked for at the first ``backward``."""
+        if self._ranks is None or not self._ranks.still_valid(self._parameters()):
+            self._ranks = Ranks(self._parameters(), self.process_group)
+        return self._ranks
+
     # --- Parameters -------------------------------------------------------------------------------------------------
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _own(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        """``shared_parameters`` as a list, each one checked to be this optimizer's."""
-        parameters = list(parameters)
-        own = {id(p) for p in self._parameters()}
-        foreign = [tuple(p.shape) for p in parameters if id(p) not in own]
+    def _positions(self, parameters: Iterable[Tensor]) -> set[int]:
+        """Where in the optimizer the parameters are."""
+        chosen = list(parameters)
+        strange = [type(p).__name__ for p in chosen if not isinstance(p, Tensor)]
+        if strange:
+            raise TypeError(f"shared_parameters must hold tensors, such as model.trunk.parameters(), got {strange}")
+        own = {id(p): i for i, p in enumerate(self._parameters())}
+        foreign = [tuple(p.shape) for p in chosen if id(p) not in own]
         if foreign:
             raise ValueError(f"shared_parameters holds tensors that the optimizer does not train, of shapes {foreign}")
-        return parameters
+        return {own[id(p)] for p in chosen}
 
     def _shared(self, state: BalanceState) -> list[bool]:
         """For each parameter, whether its gradients are balanced."""
-        if self.shared_parameters is not None:
-            shared = {id(p) for p in self.shared_parameters}
-            return [id(p) in shared for p in self._parameters()]
+        if self._balanced is not None:
+            return [p in self._balanced for p in range(len(self._parameters()))]
         least = min(2, len(state.names))
         return [mask > 0 and mask.bit_count() >= least for mask in state.reach]
 
@@ -347,12 +389,20 @@ class BalancedOptimizer(Optimizer):
         """Resume from :meth:`state_dict`, or start balancing from a plain inner optimizer's checkpoint.
 
         Raises:
+            TypeError: If it is not a dict.
             ValueError: If the checkpoint is of other objectives or another method; nothing is loaded then.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"load_state_dict: state_dict must be a dict, got {type(state_dict).__name__}")
         state_dict = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             result = pre_hook(self, state_dict)
             state_dict = state_dict if result is None else result
+        if not {"state", "param_groups"} <= state_dict.keys() or not state_dict["param_groups"]:
+            raise ValueError(
+                "load_state_dict: not an optimizer's state dict: it must have the keys 'state' and 'param_groups', got "
+                f"{sorted(map(str, state_dict))}"
+            )
         saved = state_dict["param_groups"][0].get(KEY)
         problem = None if saved is None else self._foreign(saved)
         if problem is not None:
@@ -377,7 +427,9 @@ class BalancedOptimizer(Optimizer):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_window": None}
+        # A scheduler puts a ``step`` on the instance that is tied to it: on a copy it would step the original.
+        state = {name: value for name, value in self.__dict__.items() if name != "step"}
+        return {**state, "_window": None, "_held": None, "_ranks": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -417,8 +469,25 @@ class MarbleOptimizer(BalancedOptimizer):
         super().__init__(optimizer, balancer, ema_decay=ema_decay, **options)
 
 
-def _refuse_unsynchronised_ranks() -> None:
-    """Each rank would balance its own batch's gradients and the replicas would drift apart."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise RuntimeError("backward: more than one distributed rank is not supported by this version of gradbalance")
+class _Snapshot:
+    """What an optimizer that evaluates often has changed by the time one evaluation turns out not to be finite."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self._inner = inner
+        self._parameters = [p for group in inner.param_groups for p in group["params"]]
+        self._values = [p.detach().clone() for p in self._parameters]
+        # Keyed by parameter: the keys must stay the parameters themselves.
+        self._state = copy.deepcopy(inner.state, {id(p): p for p in self._parameters})
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, self._values, strict=True):
+                parameter.copy_(value)
+        self._inner.state = self._state
+
+
+def _nothing_to_differentiate(names: Sequence[str]) -> RuntimeError:
+    return RuntimeError(
+        f"backward: no loss of {list(names)} requires grad, so there is nothing to differentiate; was the forward run "
+        "under torch.no_grad(), or were the losses detached?"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import isnan
 
 import torch
 from torch import Tensor
@@ -20,25 +21,30 @@ class BalanceReport:
         names: The K objective names.
         refreshed: Whether this step measured the gradients and solved for new coefficients.
         skipped: Names of the objectives whose loss or gradient was not finite (``nonfinite="skip"``); else empty.
-        absent: Names of the objectives that were absent from this step.
     """
 
     def __init__(
-        self, state: BalanceState, values: Tensor, *, present: list[bool], refreshed: bool, skipped: list[str]
+        self, state: BalanceState, values: Tensor, *, presence: Tensor, refreshed: bool, skipped: list[str]
     ) -> None:
         self._state = state
         self._values = values
-        self._present = present
+        self._presence = presence
         self.names = list(state.names)
         self.refreshed = refreshed
         self.skipped = skipped
-        self.absent = [name for name, here in zip(self.names, present, strict=True) if not here]
+
+    @cached_property
+    def absent(self) -> list[str]:
+        """Names of the objectives that were absent from this step."""
+        return [name for name, here in zip(self.names, self._present.tolist(), strict=True) if not here]
 
     @cached_property
     def losses(self) -> Tensor:
-        """The K losses, summed over the micro-batches, shape (K,), float64; NaN where absent. Reading it syncs."""
-        values = self._values.to("cpu", torch.float64)
-        return torch.where(torch.tensor(self._present), values, torch.nan)
+        """The K losses, summed over the micro-batches, shape (K,), float64; NaN where absent. Reading it syncs.
+
+        With several ranks: on a refresh the mean over the ranks, else this rank's.
+        """
+        return torch.where(self._present, self._values.to("cpu", torch.float64), torch.nan)
 
     @property
     def gramian(self) -> Tensor:
@@ -97,7 +103,8 @@ class BalanceReport:
     def inactive(self) -> list[str]:
         """Names of the present objectives whose gradient over the shared parameters is zero."""
         norms = self._measured_norms
-        return [name for name, here, n in zip(self.names, self._present, norms, strict=True) if here and n.isnan()]
+        present = self._present.tolist()
+        return [name for name, here, n in zip(self.names, present, norms.tolist(), strict=True) if here and isnan(n)]
 
     def as_dict(self, prefix: str = "balance/") -> dict[str, float]:
         """Flat floats for any logger; NaN where an objective is absent or without gradient.
@@ -128,4 +135,9 @@ class BalanceReport:
     def _measured_norms(self) -> Tensor:
         """Norms from the Gramian of the last refresh, NaN where it measured none or the objective is absent now."""
         norms = self.gramian.diagonal().clamp(min=0).sqrt()
-        return torch.where((norms > 0) & torch.tensor(self._present), norms, torch.nan)
+        return torch.where((norms > 0) & self._present, norms, torch.nan)
+
+    @cached_property
+    def _present(self) -> Tensor:
+        """Which objectives are in this step, shape (K,), bool, on the CPU."""
+        return self._presence.to("cpu")

@@ -28,6 +28,7 @@ class BalanceState:
         solved: Whether objective k has been in a solve over the parameters that are shared now.
         averaged: Whether a solve has set ``weights``, so that the next one is averaged with it.
         reach: For each parameter a bit mask of the objectives that reach it; −1 if no refresh has seen it trainable.
+        reentrant: Whether the last refresh found reentrant checkpointing, so that passes must be whole.
         method: The balancer's class: weights of one method mean nothing to another.
         balancer: The balancer's own state.
     """
@@ -41,6 +42,7 @@ class BalanceState:
     solved: list[bool] = field(default_factory=list)
     averaged: bool = False
     reach: list[int] = field(default_factory=list)
+    reentrant: bool = False
     method: str = ""
     balancer: dict[str, Any] = field(default_factory=dict)
 

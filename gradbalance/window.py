@@ -11,13 +11,21 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from gradbalance.balancers import Balancer
 from gradbalance.coefficients import solve
-from gradbalance.gradients import ObjectiveGradients, accumulate_pass, reverse_pass
+from gradbalance.gradients import ObjectiveGradients
+from gradbalance.matching import Pass, matched_passes
 from gradbalance.objectives import Objectives
+from gradbalance.passes import accumulate_pass, reverse_pass, walk
+from gradbalance.ranks import Ranks, local
+from gradbalance.reduction import AveragedGradients, average_grads
 from gradbalance.report import BalanceReport
 from gradbalance.state import BalanceState
+
+# How far apart the ranks' gradients may be, relatively, and still be the same: rounding, not another batch.
+_SAME = 1e-4
 
 
 class NonFiniteError(FloatingPointError):
@@ -37,12 +45,13 @@ class Window:
         state: The committed state, with its objectives named and an entry in ``reach`` for each parameter.
         parameters: All parameters of the optimizer, in order.
         shared_of: For a state, which of the parameters are balanced.
+        ranks: The processes that train together.
         refresh: Whether the step measures the gradients and solves; else it uses the state's coefficients.
 
     Attributes:
         state: What ``step`` is to commit.
         open: Whether more micro-batches are to come.
-        nonfinite: Names of the objectives found NaN or infinite.
+        nonfinite: Names of what was found NaN or infinite.
     """
 
     def __init__(
@@ -50,22 +59,28 @@ class Window:
         state: BalanceState,
         parameters: Sequence[Tensor],
         shared_of: Callable[[BalanceState], list[bool]],
+        ranks: Ranks,
         *,
         refresh: bool,
     ) -> None:
-        self.state = state
+        self.state = replace(state, reentrant=False) if refresh else state
         self.refresh = refresh
         self.open = True
         self.nonfinite: list[str] = []
         self._parameters = parameters
+        self._device = parameters[0].device
         self._shared_of = shared_of
-        self._gradients = ObjectiveGradients(len(state.names), parameters) if refresh else None
-        self._present = [False] * len(state.names)
+        self._ranks = ranks
+        # One row an objective, and one for the regularizer.
+        self._gradients = ObjectiveGradients(len(state.names) + 1, parameters) if refresh else None
+        self._compiled = False
+        self._micro_batches = 0
+        self._presence: Tensor | None = None
         self._values: Tensor | None = None
         self._regularizer: Tensor | None = None
-        self._regularizer_norms: list[Tensor] = []
-        self._checked = False
-        self._micro_batches = 0
+        self._agreed: tuple[list[bool], list[list[int]]] | None = None
+        self._write: Callable[[Sequence[float]], None] | None = None
+        self._watched: tuple[Tensor, Tensor, dist.Work | None] | None = None
 
     def add(self, given: Objectives, regularizer: Tensor | None, *, last: bool, limit: int | None) -> bool:
         """The reverse passes of one micro-batch.
@@ -80,106 +95,285 @@ class Window:
             Whether all that is to be measured has been, so that it is time to :meth:`solve`.
         """
         self.open = not last
-        self._present = [a or b for a, b in zip(self._present, given.present, strict=True)]
-        self._values = given.values if self._values is None else self._values + given.values.to(self._values.device)
-        self._checked = False
+        if self._presence is None or self._values is None:
+            self._presence, self._values = given.presence, given.values
+        else:
+            self._presence = self._presence | given.presence.to(self._presence.device)
+            self._values = self._values + given.values.to(self._values.device)
         if regularizer is not None:
             value = regularizer.detach().reshape(())
             self._regularizer = value if self._regularizer is None else self._regularizer + value
         if self._gradients is None:
-            self.weighted_pass(given, regularizer)
+            self._weighted_passes(given, regularizer)
+            if last:
+                self._average_unsynced()
+                self._watch()
             return False
         self._micro_batches += 1
-        # An objective that no solve has seen would have no coefficient after this one: wait for it.
-        known = all(here or known for here, known in zip(self._present, self.state.solved, strict=True))
-        enough = last or (limit is not None and self._micro_batches >= limit and known)
-        trainable = [p for p in self._parameters if p.requires_grad]
-        active = [k for k, wanted in enumerate(given.active) if wanted]
-        if regularizer is not None and regularizer.requires_grad:
-            accumulate_pass([regularizer], [torch.ones_like(regularizer)], trainable, retain_graph=bool(active))
-            self._regularizer_norms += [p.grad.norm() for p in trainable if p.grad is not None]
-        for k in active:
-            # The graph serves K passes and is freed by the last.
-            gradients = reverse_pass(*given.single(k), trainable, retain_graph=k != active[-1])
-            self._gradients.add(k, gradients, more=not enough)
-        return enough
+        self._measuring_passes(given, regularizer, self._gradients)
+        return (last or (limit is not None and self._micro_batches >= limit)) and self._all_ready(self._gradients, last)
 
-    def weighted_pass(self, given: Objectives, regularizer: Tensor | None = None) -> None:
+    def evaluate_again(self, given: Objectives, regularizer: Tensor | None, *, last: bool) -> None:
+        """One more evaluation of the step at other parameter values, with the coefficients as they are."""
+        if not self.open:
+            self._presence = self._values = self._regularizer = None
+        self.add(given, regularizer, last=last, limit=None)
+
+    # --- Passes -----------------------------------------------------------------------------------------------------
+
+    def _measuring_passes(self, given: Objectives, regularizer: Tensor | None, gradients: ObjectiveGradients) -> None:
+        """One reverse pass an objective; the graph serves them all and is freed by the last."""
+        extra = [regularizer] if regularizer is not None and regularizer.requires_grad else []
+        graph = walk([*given.outputs, *extra])
+        self._compiled |= graph.compiled
+        if graph.reentrant and any(self._ranks.synced) and not self._ranks.sharded:
+            raise RuntimeError(
+                "backward: activation checkpointing with use_reentrant=True does not work under "
+                "DistributedDataParallel, which would average the first objective's gradient only; use_reentrant=False"
+            )
+        self.state = replace(self.state, reentrant=self.state.reentrant or graph.reentrant)
+        trainable = [p for p in self._parameters if p.requires_grad]
+        if self._ranks.sharded:
+            passes = matched_passes(given, self._ranks, self._device)
+        else:
+            active = [k for k, connected in enumerate(given.connected) if connected and given.present[k]]
+            passes = [Pass(k, *given.single(k)) for k in active]
+        passes = [Pass(len(given.names), extra, [torch.ones_like(r) for r in extra])] * len(extra) + passes
+        for i, (row, outputs, cotangents) in enumerate(passes):
+            found = reverse_pass(
+                outputs, cotangents, trainable, retain_graph=i + 1 < len(passes), whole=self._whole(graph.reentrant)
+            )
+            if self._ranks.sharded and all(gradient is None for gradient in found):
+                name = given.names[row] if row < len(given.names) else "regularizer"
+                raise RuntimeError(
+                    f"backward: {name!r} gave no parameter a gradient. Leave gradient sync on while gradients are "
+                    "accumulated (set_requires_gradient_sync(True); accelerate: sync_each_batch=True): FSDP2 would "
+                    "add the objectives' gradients up before they can be told apart"
+                )
+            gradients.add(row, found)
+
+    def _weighted_passes(self, given: Objectives, regularizer: Tensor | None) -> None:
         """One plain backward of Σ_k λ_k L_k + regularizer over the shared parameters, Σ_k L_k over the heads."""
+        if self._ranks.sharded:
+            matched_passes(given, self._ranks, self._device)
         shared = self._shared_of(self.state)
-        trunk = [p for p, s in zip(self._parameters, shared, strict=True) if s and p.requires_grad]
-        heads = [p for p, s in zip(self._parameters, shared, strict=True) if not s and p.requires_grad]
-        for inputs, weights, retain in (
-            (heads, [1.0] * len(given.names), bool(trunk)),
-            (trunk, self.state.coefficients, False),
+        connected = sum(1 << k for k, here in enumerate(given.connected) if here)
+        # DDP waits for a gradient of every parameter, also where the objectives of this rank do not reach it.
+        missing = [
+            awaited and reach > 0 and not reach & connected
+            for awaited, reach in zip(self._ranks.awaited, self.state.reach, strict=True)
+        ]
+        trunk = [p for p, parameter in enumerate(self._parameters) if shared[p] and parameter.requires_grad]
+        heads = [p for p, parameter in enumerate(self._parameters) if not shared[p] and parameter.requires_grad]
+        for chosen, others, weights in (
+            # The pass over the heads stops at their inputs: it repeats no work of the trunk's.
+            (heads, trunk, [1.0] * len(given.names)),
+            (trunk, heads, self.state.coefficients),
         ):
             outputs, cotangents = given.products(weights)
             if regularizer is not None and regularizer.requires_grad:
                 outputs, cotangents = [*outputs, regularizer], [*cotangents, torch.ones_like(regularizer)]
-            # The pass over the heads stops at their inputs: it repeats no work of the trunk's.
-            accumulate_pass(outputs, cotangents, inputs, retain_graph=retain)
+            zeros = [self._parameters[p] for p in chosen if missing[p]]
+            outputs = [*outputs, *zeros]
+            cotangents = [*cotangents, *(torch.zeros((), dtype=p.dtype, device=p.device).expand_as(p) for p in zeros)]
+            kept: list[Tensor] | None = None
+            if self._whole(self.state.reentrant):
+                kept = [self._parameters[p] for p in others]
+                if not self._ranks.sharded:
+                    own = {id(p) for p in self._parameters}
+                    kept += [leaf for leaf in walk(outputs).leaves if id(leaf) not in own]
+            accumulate_pass(
+                outputs,
+                cotangents,
+                [self._parameters[p] for p in chosen],
+                retain_graph=chosen is heads and bool(trunk),
+                whole_but=kept,
+            )
+
+    def _whole(self, reentrant: bool) -> bool:
+        return self._ranks.sharded or reentrant
+
+    def _average_unsynced(self) -> None:
+        """Average what no wrapper averages, at the end of a step that was not measured, or not to its end."""
+        if self._ranks.size > 1:
+            trainable = enumerate(self._parameters)
+            average_grads(
+                [p for p, parameter in trainable if parameter.requires_grad and not self._ranks.synced[p]],
+                self._parameters,
+                self._ranks,
+            )
+
+    # --- Solving ----------------------------------------------------------------------------------------------------
+
+    def _all_ready(self, gradients: ObjectiveGradients, last: bool) -> bool:
+        """Agree with the other ranks on whether to solve, and on which objectives are there and what they reach.
+
+        An objective that no solve has seen would have no coefficient after this one: wait for it.
+        """
+        assert self._presence is not None
+        if self._compiled:
+            self._drop_compiled_zeros(gradients)
+        present = [int(here) for here in self._presence.tolist()]
+        count, width = len(present), len(self._parameters)
+        reached = [code for row in gradients.reached() for code in row]
+        while True:
+            more, *agreed = self._ranks.agree([int(not last), *present, *reached], self._device)
+            here = [bool(flag) for flag in agreed[:count]]
+            if not more or all(p or known for p, known in zip(here, self.state.solved, strict=True)):
+                codes = agreed[count:]
+                self._agreed = here, [codes[k * width : (k + 1) * width] for k in range(count + 1)]
+                return True
+            if not last:
+                return False
+
+    def _drop_compiled_zeros(self, gradients: ObjectiveGradients) -> None:
+        """In a compiled graph a parameter that an objective does not reach gets zeros instead of None.
+
+        So all zeros is taken for not reached, unless every objective's gradient is (a layer that starts at zero).
+        """
+        width = len(self._parameters)
+        agreed = self._ranks.agree([flag for row in gradients.nonzero() for flag in row], self._device)
+        nonzero = [agreed[k * width : (k + 1) * width] for k in range(len(gradients.rows))]
+        somewhere = [any(column) for column in zip(*nonzero, strict=True)]
+        gradients.drop([[flag or not some for flag, some in zip(row, somewhere, strict=True)] for row in nonzero])
 
     def solve(self, balancer: Balancer, ema_decay: float) -> None:
         """End the measuring: Gramian and coefficients. If something is not finite, ``nonfinite`` names it."""
         gradients, state = self._gradients, self.state
         assert gradients is not None
+        assert self._agreed is not None
+        self._gradients = None
+        present, reached = self._agreed
         before = self._shared_of(state)
-        state = replace(state, reach=self._reach(state, gradients.reached()))
+        state = replace(state, reach=self._reach(state, reached[:-1]))
         shared = self._shared_of(state)
         if shared != before:
             # Norms measured over other parameters say nothing about these.
             state = replace(state, solved=[False] * len(state.names))
-        gramian = gradients.gramian(shared)
-        self.check(gramian.diagonal() + gradients.extra_norms(shared))
+        gramian, squares = self._gramian(gradients, reached, shared)
+        gramian, squares, losses, regularizer = self._to_host(gramian, squares)
+        finite = gramian.diagonal().isfinite() & squares[:-1].isfinite() & losses.isfinite()
+        self.nonfinite += [
+            name for name, here, ok in zip(state.names, present, finite.tolist(), strict=True) if here and not ok
+        ]
+        if not bool((squares[-1] + regularizer).isfinite()):
+            self.nonfinite.append("regularizer")
+        self._presence, self._values = torch.tensor(present), losses
         if not self.nonfinite:
-            losses = self._loss_values()
-            state = solve(state, balancer, gramian, present=self._present, losses=losses, ema_decay=ema_decay)
+            losses = torch.where(self._presence, losses, torch.nan)
+            state = solve(state, balancer, gramian, present=present, losses=losses, ema_decay=ema_decay)
         self.state = state
+
+    def _gramian(
+        self, gradients: ObjectiveGradients, reached: Sequence[Sequence[int]], shared: list[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """This rank's part of the Gramian, and squared norms of what it leaves out, which show a NaN there."""
+        count = len(gradients.rows) - 1
+        heads = [not balanced for balanced in shared]
+        squares = [gradients.gramian(heads, slice(k, k + 1)).reshape(()) for k in range(count)]
+        squares.append(gradients.gramian([True] * len(shared), slice(count, count + 1)).reshape(()))
+        extra = torch.stack([square.to(squares[-1].device) for square in squares])
+        if self._ranks.size == 1:
+            self._write = lambda weights: gradients.write(weights, shared)
+            return gradients.gramian(shared, slice(count)), extra
+        averaged = AveragedGradients(gradients, reached, shared, self._ranks)
+        self._write = averaged.write
+        return averaged.gramian(slice(count)), extra
+
+    def _to_host(self, gramian: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All that the solve needs, summed over the ranks (losses: averaged), by one copy from the device."""
+        assert self._values is not None
+        count, size = len(self.state.names), self._ranks.size
+        dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        regularizer = torch.zeros(1) if self._regularizer is None else self._regularizer.reshape(1)
+        parts = [gramian.reshape(-1), squares, self._values.to(dtype) / size, regularizer.to(dtype)]
+        packed = self._ranks.total(torch.cat([part.to(self._device, dtype) for part in parts]))
+        host = packed.to("cpu", torch.float64)
+        first, second, third, fourth = torch.split(host, [count * count, count + 1, count, 1])
+        return first.view(count, count), second, third, fourth
 
     def write(self) -> None:
         """Add the balanced gradient to ``.grad``, and let go of the K gradients.
 
         One that is not finite is written as it is, so that a GradScaler sees it and backs off.
         """
-        gradients, self._gradients = self._gradients, None
-        assert gradients is not None
-        gradients.write(self.state.coefficients, self._shared_of(self.state))
+        write, self._write = self._write, None
+        assert write is not None
+        write([*self.state.coefficients, 1.0])
 
-    def _reach(self, state: BalanceState, reached: Sequence[Sequence[bool]]) -> list[int]:
+    def _reach(self, state: BalanceState, reached: Sequence[Sequence[int]]) -> list[int]:
         """The objectives that reach each parameter, as far as known; of frozen parameters nothing is learned."""
-        masks = [sum(1 << k for k, hit in enumerate(hits) if hit) for hits in reached]
+        masks = [sum(1 << k for k, hit in enumerate(hits) if hit) for hits in zip(*reached, strict=True)]
         return [
             max(old, 0) | new if parameter.requires_grad else old
             for parameter, old, new in zip(self._parameters, state.reach, masks, strict=True)
         ]
 
-    def check(self, measured: Tensor | None = None) -> list[str]:
-        """Names of what is not finite, by one look at the losses since the last check.
+    # --- Watching ---------------------------------------------------------------------------------------------------
 
-        Args:
-            measured: K numbers that are not finite where an objective's gradient is not.
+    def _watch(self) -> None:
+        """After the last plain backward: queue the numbers that ``step`` looks at, without waiting for them.
+
+        They are a flag for each loss, for the regularizer and for the gradient that is not finite, and a checksum of
+        the gradient, which must be the same on all ranks.
         """
-        if self._checked or self.nonfinite or self._values is None:
+        assert self._values is not None
+        device = self._device
+        grads = [local(p.grad) for p in self._parameters if p.grad is not None]
+        grads = [g._values() if g.is_sparse else g for g in grads]
+        # Largest absolute values: unlike sums and 2-norms they cannot overflow.
+        sizes = [
+            size.to(device, torch.float32) for size in torch._foreach_norm([g for g in grads if g.numel()], torch.inf)
+        ]
+        checksum = torch.stack(sizes).sum() if sizes else torch.zeros((), device=device)
+        regularizer = torch.zeros(()) if self._regularizer is None else self._regularizer
+        numbers = [self._values.to(device), regularizer.reshape(1).to(device), checksum.reshape(1)]
+        flags = torch.cat([(~n.isfinite()).to(torch.float32) for n in numbers])
+        mine = torch.cat([flags, checksum.reshape(1)])
+        total, work = mine, None
+        if self._ranks.size > 1:
+            total = mine.clone()
+            work = dist.all_reduce(total, group=self._ranks.group, async_op=True)
+        self._watched = mine, total, work
+
+    def check(self) -> list[str]:
+        """Names of what is not finite on any rank, by one look at what :meth:`_watch` queued.
+
+        Raises:
+            RuntimeError: If the ranks' gradients differ, so that their models would drift apart.
+        """
+        if self._watched is None:
             return self.nonfinite
-        self._checked = True
-        finite = self._loss_values().isfinite() | ~torch.tensor(self._present)
-        if measured is not None:
-            finite &= measured.isfinite()
-        self.nonfinite = [name for name, ok in zip(self.state.names, finite.tolist(), strict=True) if not ok]
-        if self._regularizer is not None:
-            parts = [self._regularizer, *self._regularizer_norms]
-            if not bool(torch.stack([part.to("cpu", torch.float64) for part in parts]).isfinite().all()):
-                self.nonfinite.append("regularizer")
+        (mine, total, work), self._watched = self._watched, None
+        if work is not None:
+            work.wait()
+        *flags, gradient, checksum, own = torch.cat([total, mine[-1:]]).tolist()
+        names = [*self.state.names, "regularizer"]
+        self.nonfinite += [name for name, flag in zip(names, flags, strict=True) if flag]
+        if gradient and not self.nonfinite and self._presence is not None:
+            # One backward gave one gradient: any of them may be the culprit.
+            self.nonfinite += [n for n, here in zip(names, self._presence.tolist(), strict=False) if here]
+        size = self._ranks.size
+        if not self._ranks.sharded and not gradient and abs(checksum - size * own) > _SAME * abs(checksum):
+            raise RuntimeError(
+                "step: the gradient is not the same on all ranks. DistributedDataParallel did not average it: the last "
+                "micro-batch's forward ran under no_sync(), or not through the DDP module (Lightning's manual "
+                "optimization: call manual_backward), or a parameter was unfrozen after the model was wrapped"
+            )
         return self.nonfinite
 
-    def report(self) -> BalanceReport:
-        """What the completed step did."""
+    def objective(self) -> Tensor:
+        """Σ_k λ_k L_k + regularizer, averaged over the ranks: what an inner optimizer with a line search minimises."""
         assert self._values is not None
-        return BalanceReport(
-            self.state, self._values, present=self._present, refreshed=self.refresh, skipped=list(self.nonfinite)
-        )
+        value = self._values @ self._values.new_tensor(self.state.coefficients)
+        if self._regularizer is not None:
+            value = value + self._regularizer.to(value)
+        return self._ranks.total(value) / self._ranks.size
 
-    def _loss_values(self) -> Tensor:
-        """The K losses on the CPU, float64, NaN where absent."""
+    def report(self) -> BalanceReport:
+        """What the step did so far."""
         assert self._values is not None
-        return torch.where(torch.tensor(self._present), self._values.to("cpu", torch.float64), torch.nan)
+        assert self._presence is not None
+        return BalanceReport(
+            self.state, self._values, presence=self._presence, refreshed=self.refresh, skipped=self.nonfinite
+        )

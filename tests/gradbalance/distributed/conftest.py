@@ -1,0 +1,68 @@
+"""Two real processes with a gloo group between them, started once and given one function after another to run."""
+
+import multiprocessing
+import traceback
+
+import pytest
+import torch
+from torch import distributed as dist
+
+PATIENCE = 120  # seconds; a rank that waits for the other for ever fails the test
+
+
+def serve(rank, folder, pipe):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    while (task := pipe.recv()) is not None:
+        function, arguments = task
+        try:
+            pipe.send((True, function(rank, **arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class TwoRanks:
+    def __init__(self, make_folder):
+        self._make_folder = make_folder
+        self._workers = []
+
+    def run(self, function, **arguments):
+        """``[function(0, **arguments), function(1, **arguments)]``, each computed by its own rank."""
+        if not self._workers:
+            self._start()
+        for _, pipe in self._workers:
+            pipe.send((function, arguments))
+        answers = []
+        for rank, (_, pipe) in enumerate(self._workers):
+            if not pipe.poll(PATIENCE):
+                self.stop()
+                raise TimeoutError(f"rank {rank} of {function.__name__} did not answer; others said {answers}")
+            answers.append(pipe.recv())
+        failed = [f"rank {rank}:\n{answer}" for rank, (fine, answer) in enumerate(answers) if not fine]
+        if failed:
+            self.stop()
+            raise AssertionError("\n".join(failed))
+        return [answer for _, answer in answers]
+
+    def _start(self):
+        context = multiprocessing.get_context("spawn")
+        folder = self._make_folder()
+        for rank in range(2):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(rank, folder, theirs), daemon=True)
+            process.start()
+            self._workers.append((process, ours))
+
+    def stop(self):
+        for process, _ in self._workers:
+            process.kill()
+            process.join()
+        self._workers = []
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory):
+    ranks = TwoRanks(lambda: tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.stop()

@@ -1,0 +1,53 @@
+"""DistributedDataParallel and plain multi-rank training equal one process on the joined batch."""
+
+import pytest
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.gradbalance.distributed.training import assert_equal_runs, plan, train_alone, train_rank
+
+EXACT = {"ema_decay": 0.0}
+AMORTISED = {"refresh_every": 3}
+LIMITED = {"refresh_every": 2, "refresh_micro_batches": 2}
+
+
+def ddp(model):
+    return DistributedDataParallel(model)
+
+
+def ddp_unused(model):
+    return DistributedDataParallel(model, find_unused_parameters=True)
+
+
+def bucket_view(model):
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def unwrapped(model):
+    return model
+
+
+def compare(two_ranks, model, steps, options, wrap, **arguments):
+    ranks = two_ranks.run(
+        train_rank, model_name=model, plan=steps, options=options, wrap=wrap, **arguments
+    )
+    assert_equal_runs(ranks, train_alone(model, steps, options))
+
+
+@pytest.mark.parametrize("model", ["trunk", "heads"])
+@pytest.mark.parametrize("wrap", [ddp, ddp_unused, bucket_view, unwrapped])
+@pytest.mark.parametrize(
+    ("options", "micro_batches"),
+    [(EXACT, 1), (AMORTISED, 1), (AMORTISED, 3), (LIMITED, 3)],
+    ids=["exact", "amortised", "accumulated", "limited"],
+)
+def test_ranks_equal_one_process(two_ranks, model, wrap, options, micro_batches):
+    compare(two_ranks, model, plan(5, micro_batches, ragged=True), options, wrap)
+
+
+@pytest.mark.parametrize("model", ["trunk", "heads"])
+@pytest.mark.parametrize("wrap", [ddp, unwrapped])
+@pytest.mark.parametrize("options", [EXACT, AMORTISED], ids=["exact", "amortised"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_an_objective_absent_on_one_rank_counts_with_its_true_share(two_ranks, model, wrap, options, micro_batches):
+    steps = plan(5, micro_batches, absent={(0, 1): (2,), (1, 0): (0, 1), (3, 1): (2,), (4, 0): (1,)})
+    compare(two_ranks, model, steps, options, wrap)
