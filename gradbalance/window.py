@@ -80,6 +80,8 @@ class Window:
         self._regularizer: Tensor | None = None
         self._agreed: tuple[list[bool], list[list[int]]] | None = None
         self._write: Callable[[Sequence[float]], None] | None = None
+        self._reached_here: list[list[int]] = []
+        self._others_go_on = False
         self._watched: tuple[Tensor, Tensor, dist.Work | None] | None = None
 
     def add(self, given: Objectives, regularizer: Tensor | None, *, last: bool, limit: int | None) -> bool:
@@ -174,8 +176,7 @@ class Window:
             if regularizer is not None and regularizer.requires_grad:
                 outputs, cotangents = [*outputs, regularizer], [*cotangents, torch.ones_like(regularizer)]
             zeros = [self._parameters[p] for p in chosen if missing[p]]
-            outputs = [*outputs, *zeros]
-            cotangents = [*cotangents, *(torch.zeros((), dtype=p.dtype, device=p.device).expand_as(p) for p in zeros)]
+            outputs, cotangents = [*outputs, *zeros], [*cotangents, *map(_zeros, zeros)]
             kept: list[Tensor] | None = None
             if self._whole(self.state.reentrant):
                 kept = [self._parameters[p] for p in others]
@@ -215,12 +216,14 @@ class Window:
             self._drop_compiled_zeros(gradients)
         present = [int(here) for here in self._presence.tolist()]
         count, width = len(present), len(self._parameters)
-        reached = [code for row in gradients.reached() for code in row]
+        self._reached_here = gradients.reached()
+        reached = [code for row in self._reached_here for code in row]
         while True:
             more, *agreed = self._ranks.agree([int(not last), *present, *reached], self._device)
             here = [bool(flag) for flag in agreed[:count]]
             if not more or all(p or known for p, known in zip(here, self.state.solved, strict=True)):
                 codes = agreed[count:]
+                self._others_go_on = last and bool(more)
                 self._agreed = here, [codes[k * width : (k + 1) * width] for k in range(count + 1)]
                 return True
             if not last:
@@ -300,6 +303,23 @@ class Window:
         write, self._write = self._write, None
         assert write is not None
         write([*self.state.coefficients, 1.0])
+        if self._others_go_on:
+            self._take_part()
+
+    def _take_part(self) -> None:
+        """Take part in the reduction that ends the step of the ranks with more micro-batches, with zeros."""
+        parameters, ranks = self._parameters, self._ranks
+        ours = [any(codes) for codes in zip(*self._reached_here, strict=True)]
+        wanted = [
+            p
+            for p, awaited, synced, reach, here in zip(
+                parameters, ranks.awaited, ranks.synced, self.state.reach, ours, strict=True
+            )
+            if (awaited and reach > 0) or (synced and here)
+        ]
+        accumulate_pass(wanted, [_zeros(p) for p in wanted], wanted, retain_graph=False)
+        self._average_unsynced()
+        self._watch()
 
     def _reach(self, state: BalanceState, reached: Sequence[Sequence[int]]) -> list[int]:
         """The objectives that reach each parameter, as far as known; of frozen parameters nothing is learned."""
@@ -377,3 +397,8 @@ class Window:
         return BalanceReport(
             self.state, self._values, presence=self._presence, refreshed=self.refresh, skipped=self.nonfinite
         )
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    """A gradient of zeros that takes no memory."""
+    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand_as(parameter)

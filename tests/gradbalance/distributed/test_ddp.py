@@ -27,9 +27,7 @@ def unwrapped(model):
 
 
 def compare(two_ranks, model, steps, options, wrap, **arguments):
-    ranks = two_ranks.run(
-        train_rank, model_name=model, plan=steps, options=options, wrap=wrap, **arguments
-    )
+    ranks = two_ranks.run(train_rank, model_name=model, plan=steps, options=options, wrap=wrap, **arguments)
     assert_equal_runs(ranks, train_alone(model, steps, options))
 
 

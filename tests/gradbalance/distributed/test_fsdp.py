@@ -1,0 +1,54 @@
+"""FSDP2 (fully_shard) equals one process on the joined batch."""
+
+import pytest
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from tests.gradbalance.distributed.training import assert_equal_runs, plan, train_alone, train_rank
+
+EXACT = {"ema_decay": 0.0}
+AMORTISED = {"refresh_every": 3}
+LIMITED = {"refresh_every": 2, "refresh_micro_batches": 2}
+
+
+def whole(model):
+    """One group of parameters."""
+    return fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+
+
+def layers(model):
+    """Every layer a group of its own, heads included."""
+    mesh = init_device_mesh("cpu", (2,))
+    for module in model.modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def compare(two_ranks, model, steps, options, wrap, how="none"):
+    ranks = two_ranks.run(train_rank, model_name=model, plan=steps, options=options, wrap=wrap, how=how)
+    assert_equal_runs(ranks, train_alone(model, steps, options, how=how))
+
+
+@pytest.mark.parametrize("model", ["trunk", "heads"])
+@pytest.mark.parametrize("wrap", [whole, layers])
+@pytest.mark.parametrize(
+    ("options", "micro_batches"),
+    [(EXACT, 1), (AMORTISED, 1), (AMORTISED, 3), (LIMITED, 3)],
+    ids=["exact", "amortised", "accumulated", "limited"],
+)
+def test_ranks_equal_one_process(two_ranks, model, wrap, options, micro_batches):
+    compare(two_ranks, model, plan(5, micro_batches, ragged=True), options, wrap)
+
+
+ABSENT = {(0, 1): (2,), (1, 0): (0, 1), (3, 1): (2,), (4, 0): (1,)}
+
+
+@pytest.mark.parametrize("wrap", [whole, layers])
+@pytest.mark.parametrize("options", [EXACT, AMORTISED], ids=["exact", "amortised"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(("model", "how"), [("trunk", "none"), ("trunk", "zero"), ("heads", "zero")])
+def test_an_objective_absent_on_one_rank_counts_with_its_true_share(
+    two_ranks, model, how, wrap, options, micro_batches
+):
+    compare(two_ranks, model, plan(5, micro_batches, absent=ABSENT), options, wrap, how)
