@@ -19,8 +19,8 @@ from gradbalance.gradients import ObjectiveGradients
 from gradbalance.matching import Pass, matched_passes
 from gradbalance.objectives import Objectives
 from gradbalance.passes import accumulate_pass, reverse_pass, walk
-from gradbalance.ranks import Ranks, local
-from gradbalance.reduction import AveragedGradients, average_grads
+from gradbalance.ranks import Ranks, is_dtensor, local
+from gradbalance.reduction import average_grads, mean_gramian
 from gradbalance.report import BalanceReport
 from gradbalance.state import BalanceState
 
@@ -79,9 +79,7 @@ class Window:
         self._values: Tensor | None = None
         self._regularizer: Tensor | None = None
         self._agreed: tuple[list[bool], list[list[int]]] | None = None
-        self._write: Callable[[Sequence[float]], None] | None = None
-        self._reached_here: list[list[int]] = []
-        self._others_go_on = False
+        self._touched: set[int] = set()
         self._watched: tuple[Tensor, Tensor, dist.Work | None] | None = None
 
     def add(self, given: Objectives, regularizer: Tensor | None, *, last: bool, limit: int | None) -> bool:
@@ -135,6 +133,7 @@ class Window:
             )
         self.state = replace(self.state, reentrant=self.state.reentrant or graph.reentrant)
         trainable = [p for p in self._parameters if p.requires_grad]
+        self._touched = set()
         if self._ranks.sharded:
             passes = matched_passes(given, self._ranks, self._device)
         else:
@@ -152,6 +151,7 @@ class Window:
                     "accumulated (set_requires_gradient_sync(True); accelerate: sync_each_batch=True): FSDP2 would "
                     "add the objectives' gradients up before they can be told apart"
                 )
+            self._touched |= {id(p) for p, gradient in zip(trainable, found, strict=True) if gradient is not None}
             gradients.add(row, found)
 
     def _weighted_passes(self, given: Objectives, regularizer: Tensor | None) -> None:
@@ -161,10 +161,14 @@ class Window:
         shared = self._shared_of(self.state)
         connected = sum(1 << k for k, here in enumerate(given.connected) if here)
         # DDP waits for a gradient of every parameter, also where the objectives of this rank do not reach it.
-        missing = [
-            awaited and reach > 0 and not reach & connected
+        waiting = [
+            awaited and not reach & connected
             for awaited, reach in zip(self._ranks.awaited, self.state.reach, strict=True)
         ]
+        untouched = [p for p, wait in zip(self._parameters, waiting, strict=True) if wait and p.grad is None]
+        if untouched and regularizer is not None:
+            regularized = {id(leaf) for leaf in walk([regularizer]).leaves}
+            untouched = [p for p in untouched if id(p) not in regularized]
         trunk = [p for p, parameter in enumerate(self._parameters) if shared[p] and parameter.requires_grad]
         heads = [p for p, parameter in enumerate(self._parameters) if not shared[p] and parameter.requires_grad]
         for chosen, others, weights in (
@@ -175,7 +179,7 @@ class Window:
             outputs, cotangents = given.products(weights)
             if regularizer is not None and regularizer.requires_grad:
                 outputs, cotangents = [*outputs, regularizer], [*cotangents, torch.ones_like(regularizer)]
-            zeros = [self._parameters[p] for p in chosen if missing[p]]
+            zeros = [self._parameters[p] for p in chosen if waiting[p]]
             outputs, cotangents = [*outputs, *zeros], [*cotangents, *map(_zeros, zeros)]
             kept: list[Tensor] | None = None
             if self._whole(self.state.reentrant):
@@ -190,19 +194,39 @@ class Window:
                 retain_graph=chosen is heads and bool(trunk),
                 whole_but=kept,
             )
+        self._forget_zeros(untouched)
 
     def _whole(self, reentrant: bool) -> bool:
         return self._ranks.sharded or reentrant
 
+    def _finish_measured(self) -> None:
+        """At the end of a step whose passes were all measured: let DDP average what was written.
+
+        A pass of zeros tells it that every gradient is there; measuring passes it does not see.
+        """
+        ranks = self._ranks
+        here = [
+            p
+            for p, awaited, synced in zip(self._parameters, ranks.awaited, ranks.synced, strict=True)
+            if p.requires_grad and (awaited or (synced and not ranks.sharded and id(p) in self._touched))
+        ]
+        untouched = [p for p in here if p.grad is None]
+        accumulate_pass(here, [_zeros(p) for p in here], here, retain_graph=False)
+        self._forget_zeros(untouched)
+
+    def _forget_zeros(self, parameters: Sequence[Tensor]) -> None:
+        """Take the zeros back from parameters that no objective on any rank reaches: unused ones stay None."""
+        reach = dict(zip(map(id, self._parameters), self.state.reach, strict=True))
+        for parameter in parameters:
+            if reach[id(parameter)] <= 0:
+                parameter.grad = None
+
     def _average_unsynced(self) -> None:
-        """Average what no wrapper averages, at the end of a step that was not measured, or not to its end."""
+        """Average what no wrapper averages, at the end of a step."""
         if self._ranks.size > 1:
-            trainable = enumerate(self._parameters)
-            average_grads(
-                [p for p, parameter in trainable if parameter.requires_grad and not self._ranks.synced[p]],
-                self._parameters,
-                self._ranks,
-            )
+            synced = self._ranks.synced
+            unsynced = [p for p, q in enumerate(self._parameters) if q.requires_grad and not synced[p]]
+            average_grads(unsynced, self._parameters, self._ranks)
 
     # --- Solving ----------------------------------------------------------------------------------------------------
 
@@ -212,18 +236,16 @@ class Window:
         An objective that no solve has seen would have no coefficient after this one: wait for it.
         """
         assert self._presence is not None
-        if self._compiled:
-            self._drop_compiled_zeros(gradients)
         present = [int(here) for here in self._presence.tolist()]
         count, width = len(present), len(self._parameters)
-        self._reached_here = gradients.reached()
-        reached = [code for row in self._reached_here for code in row]
         while True:
+            if self._compiled:
+                self._drop_compiled_zeros(gradients)
+            reached = [code for row in gradients.reached() for code in row]
             more, *agreed = self._ranks.agree([int(not last), *present, *reached], self._device)
             here = [bool(flag) for flag in agreed[:count]]
             if not more or all(p or known for p, known in zip(here, self.state.solved, strict=True)):
                 codes = agreed[count:]
-                self._others_go_on = last and bool(more)
                 self._agreed = here, [codes[k * width : (k + 1) * width] for k in range(count + 1)]
                 return True
             if not last:
@@ -245,7 +267,6 @@ class Window:
         gradients, state = self._gradients, self.state
         assert gradients is not None
         assert self._agreed is not None
-        self._gradients = None
         present, reached = self._agreed
         before = self._shared_of(state)
         state = replace(state, reach=self._reach(state, reached[:-1]))
@@ -253,8 +274,9 @@ class Window:
         if shared != before:
             # Norms measured over other parameters say nothing about these.
             state = replace(state, solved=[False] * len(state.names))
-        gramian, squares = self._gramian(gradients, reached, shared)
-        gramian, squares, losses, regularizer = self._to_host(gramian, squares)
+        gramian, squares, losses, regularizer = self._to_host(
+            self._part_of_gramian(gradients, reached, shared), self._left_out(gradients, shared)
+        )
         finite = gramian.diagonal().isfinite() & squares[:-1].isfinite() & losses.isfinite()
         self.nonfinite += [
             name for name, here, ok in zip(state.names, present, finite.tolist(), strict=True) if here and not ok
@@ -267,21 +289,27 @@ class Window:
             state = solve(state, balancer, gramian, present=present, losses=losses, ema_decay=ema_decay)
         self.state = state
 
-    def _gramian(
-        self, gradients: ObjectiveGradients, reached: Sequence[Sequence[int]], shared: list[bool]
-    ) -> tuple[Tensor, Tensor]:
-        """This rank's part of the Gramian, and squared norms of what it leaves out, which show a NaN there."""
-        count = len(gradients.rows) - 1
+    def _part_of_gramian(
+        self, gradients: ObjectiveGradients, reached: Sequence[Sequence[int]], shared: Sequence[bool]
+    ) -> Tensor:
+        """This rank's part of the Gramian of the averaged gradients; with one rank, the Gramian."""
+        count, ranks = len(self.state.names), self._ranks
+        if ranks.size == 1:
+            return gradients.gramian(shared, slice(count))
+        averaged = [is_dtensor(parameter) for parameter in self._parameters]
+        here = [p for p, balanced in enumerate(shared) if balanced and not averaged[p]]
+        there = [balanced and done for balanced, done in zip(shared, averaged, strict=True)]
+        part = mean_gramian(gradients.rows[:count], reached[:count], here, self._parameters, ranks)
+        other = gradients.gramian(there, slice(count), ranks=ranks.size)
+        return part.to(self._device) + other.to(self._device)
+
+    def _left_out(self, gradients: ObjectiveGradients, shared: Sequence[bool]) -> Tensor:
+        """Squared norms of all that is not in the Gramian, heads and regularizer, to find a NaN there; (K+1,)."""
+        count = len(self.state.names)
         heads = [not balanced for balanced in shared]
-        squares = [gradients.gramian(heads, slice(k, k + 1)).reshape(()) for k in range(count)]
-        squares.append(gradients.gramian([True] * len(shared), slice(count, count + 1)).reshape(()))
-        extra = torch.stack([square.to(squares[-1].device) for square in squares])
-        if self._ranks.size == 1:
-            self._write = lambda weights: gradients.write(weights, shared)
-            return gradients.gramian(shared, slice(count)), extra
-        averaged = AveragedGradients(gradients, reached, shared, self._ranks)
-        self._write = averaged.write
-        return averaged.gramian(slice(count)), extra
+        squares = [gradients.gramian(heads, slice(k, k + 1)) for k in range(count)]
+        squares.append(gradients.gramian([True] * len(shared), slice(count, count + 1)))
+        return torch.cat([square.reshape(1).to(self._device) for square in squares])
 
     def _to_host(self, gramian: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All that the solve needs, summed over the ranks (losses: averaged), by one copy from the device."""
@@ -300,26 +328,13 @@ class Window:
 
         One that is not finite is written as it is, so that a GradScaler sees it and backs off.
         """
-        write, self._write = self._write, None
-        assert write is not None
-        write([*self.state.coefficients, 1.0])
-        if self._others_go_on:
-            self._take_part()
-
-    def _take_part(self) -> None:
-        """Take part in the reduction that ends the step of the ranks with more micro-batches, with zeros."""
-        parameters, ranks = self._parameters, self._ranks
-        ours = [any(codes) for codes in zip(*self._reached_here, strict=True)]
-        wanted = [
-            p
-            for p, awaited, synced, reach, here in zip(
-                parameters, ranks.awaited, ranks.synced, self.state.reach, ours, strict=True
-            )
-            if (awaited and reach > 0) or (synced and here)
-        ]
-        accumulate_pass(wanted, [_zeros(p) for p in wanted], wanted, retain_graph=False)
-        self._average_unsynced()
-        self._watch()
+        gradients, self._gradients = self._gradients, None
+        assert gradients is not None
+        gradients.write([*self.state.coefficients, 1.0], self._shared_of(self.state))
+        if not self.open and self._ranks.size > 1:
+            self._finish_measured()
+            self._average_unsynced()
+            self._watch()
 
     def _reach(self, state: BalanceState, reached: Sequence[Sequence[int]]) -> list[int]:
         """The objectives that reach each parameter, as far as known; of frozen parameters nothing is learned."""

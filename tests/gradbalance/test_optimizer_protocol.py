@@ -294,11 +294,3 @@ def test_pending_coefficients_are_shown_and_dropped_with_the_gradients():
     optimizer.step()
     assert optimizer.param_groups[0][KEY]["step"] == 1
     assert optimizer.coefficients.tolist() == pytest.approx([1.25, 0.3125])
-
-
-def test_several_ranks_are_refused(monkeypatch):
-    model, optimizer = build()
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(RuntimeError, match="more than one distributed rank"):
-        optimizer.backward(model.losses(batches(1)[0]))

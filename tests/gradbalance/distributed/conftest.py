@@ -1,6 +1,7 @@
 """Two real processes with a gloo group between them, started once and given one function after another to run."""
 
 import multiprocessing
+import os
 import traceback
 
 import pytest
@@ -12,6 +13,9 @@ PATIENCE = 120  # seconds; a rank that waits for the other for ever fails the te
 
 def serve(rank, folder, pipe):
     torch.set_num_threads(1)
+    # What torchrun would set; accelerate and Lightning read it.
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     while (task := pipe.recv()) is not None:
         function, arguments = task

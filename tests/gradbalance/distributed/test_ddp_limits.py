@@ -56,11 +56,12 @@ def bytes_of_steps(rank, wrapped):
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_what_a_rank_sends(two_ranks, wrapped):
     for steps, size in two_ranks.run(bytes_of_steps, wrapped=wrapped):
-        for numbers in steps[::2]:  # refresh: K gradients scattered, one gathered, and little more
+        for numbers in steps[::2]:  # refresh: K gradients scattered, one plain reduction, and little more
             assert numbers["c10d::_reduce_scatter_base_"] == pytest.approx(5 * size / 2, rel=0.01)
-            assert numbers["c10d::_allgather_base_"] == pytest.approx(size / 2, rel=0.01)
-            assert "c10d::allreduce_" not in numbers
+            assert numbers["c10d::allreduce_"] == pytest.approx(size, rel=0.01)
+            assert numbers.keys() == {"c10d::_reduce_scatter_base_", "c10d::allreduce_", "small"}
             assert numbers["small"] <= 200
+            assert sum(numbers.values()) <= (5 + 1) * size
         for numbers in steps[1::2]:  # amortised: one plain reduction
             assert numbers.keys() == {"c10d::allreduce_", "small"}
             assert numbers["c10d::allreduce_"] == pytest.approx(size, rel=0.01)
