@@ -62,20 +62,21 @@ class ObjectiveGradients:
         """
         return [[0 if g is None else 2 if g.is_sparse else 1 for g in row] for row in self.rows]
 
-    def nonzero(self) -> list[list[int]]:
-        """For each row and parameter, 1 if the gradient is there and not all zeros. Copies the flags to the host."""
-        some = {(k, p): local(g).any() for k, row in enumerate(self.rows) for p, g in enumerate(row) if g is not None}
-        result = [[0] * len(self.parameters) for _ in self.rows]
+    def nonzero(self, rows: slice) -> list[list[int]]:
+        """For some rows and each parameter, 1 if the gradient is there and not all zeros. Copies flags to the host."""
+        chosen = self.rows[rows]
+        some = {(k, p): local(g).any() for k, row in enumerate(chosen) for p, g in enumerate(row) if g is not None}
+        result = [[0] * len(self.parameters) for _ in chosen]
         flags = list(some.values())
         if flags:
             for (k, p), flag in zip(some, torch.stack([f.to(flags[0].device) for f in flags]).tolist(), strict=True):
                 result[k][p] = int(flag)
         return result
 
-    def drop(self, entries: Sequence[Sequence[int]]) -> None:
-        """Forget the gradients whose entry is 0."""
-        for row, keep in zip(self.rows, entries, strict=True):
-            row[:] = [g if kept else None for g, kept in zip(row, keep, strict=True)]
+    def drop(self, keep: Sequence[Sequence[bool | int]]) -> None:
+        """Forget the gradients that are not to be kept."""
+        for row, kept in zip(self.rows, keep, strict=True):
+            row[:] = [g if wanted else None for g, wanted in zip(row, kept, strict=True)]
 
     def gramian(self, chosen: Sequence[bool], rows: slice = slice(None), *, ranks: int = 1) -> Tensor:
         """The Gramian of some rows over the chosen parameters, float64, on the gradients' device.

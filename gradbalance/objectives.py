@@ -27,11 +27,13 @@ class Objectives:
         connected: For each objective, whether there is a loss with a graph; a constant loss has none.
         presence: For each objective, whether it is present: a loss was given, or an ``AffineLoss`` has a coefficient
             that is not 0. Shape (K,), bool, on the losses' device.
+        joint: Whether the losses are parts of one tensor, whose graph does not say which of them reaches what.
         values: The K loss values, detached, on the losses' device; 0 where absent.
     """
 
-    def __init__(self, names: list[str], losses: Sequence[Tensor | None] | AffineLoss) -> None:
+    def __init__(self, names: list[str], losses: Sequence[Tensor | None] | AffineLoss, *, joint: bool = False) -> None:
         self.names = names
+        self.joint = joint or isinstance(losses, AffineLoss)
         self._losses = losses
         if isinstance(losses, AffineLoss):
             self.connected = [losses.terms.requires_grad] * len(losses)
@@ -112,7 +114,7 @@ def read(losses: Losses, names: Sequence[str] | None, *, source: str = "backward
                 f"{source}: a tensor of losses must have shape (K,), got {tuple(losses.shape)}; reduce each loss to "
                 "a scalar first, or describe it with AffineLoss"
             )
-        return Objectives(_check_names(names, None, len(losses), source), losses.unbind())
+        return Objectives(_check_names(names, None, len(losses), source), losses.unbind(), joint=True)
     if isinstance(losses, Mapping):
         losses = {str(name): loss for name, loss in losses.items()}
         order = list(names) if names is not None else list(losses)

@@ -113,6 +113,7 @@ class BalancedOptimizer(Optimizer):
         self._ranks: Ranks | None = None
         self._window: Window | None = None
         self._held: Window | None = None
+        self._calls = 0
         self._report: BalanceReport | None = None
         for hooks in _HOOKS:
             setattr(self, hooks, OrderedDict())
@@ -199,6 +200,7 @@ class BalancedOptimizer(Optimizer):
             RuntimeError: If nothing to differentiate is left.
             NonFiniteError: With ``nonfinite="raise"``, if a loss or gradient is not finite.
         """
+        self._calls += 1
         window = self._window if self._window is not None and self._window.open else None
         given = objectives.read(losses, (self._committed if window is None else window.state).names or None)
         if regularizer is not None and (not isinstance(regularizer, Tensor) or regularizer.numel() != 1):
@@ -269,15 +271,27 @@ class BalancedOptimizer(Optimizer):
 
     def _step_closure(self, closure: Callable[[], Losses]) -> tuple[bool, Any]:
         """Step an inner optimizer that evaluates the losses itself, once or often."""
-        self.zero_grad()
+        # What backward computed before this call is part of the step: micro-batches that the closure completes, or, for
+        # a closure that does nothing (Lightning's), all of it.
+        begun = self._window
         before = _Snapshot(self.inner) if isinstance(self.inner, torch.optim.LBFGS) else None
 
         def evaluate() -> Tensor:
-            self.inner.zero_grad()
-            self._window = None
+            if begun is not None and self._held is not None:
+                raise RuntimeError(
+                    "step: the inner optimizer evaluates the closure again, but backward was called before "
+                    "step(closure); make the whole step in the closure"
+                )
+            self._window = begun
+            if begun is None:
+                self.inner.zero_grad()
+            calls = self._calls
             with torch.enable_grad():
                 losses = closure()
-                if self._window is None:  # a closure may call backward itself, as torch's do
+                # A closure may call backward itself, as torch's do.
+                if self._calls == calls and (begun is None or losses is not None):
+                    if begun is not None and not begun.open:
+                        self.zero_grad()
                     self.backward(losses)
             window = self._window
             assert window is not None

@@ -73,7 +73,7 @@ class Window:
         self._ranks = ranks
         # One row an objective, and one for the regularizer.
         self._gradients = ObjectiveGradients(len(state.names) + 1, parameters) if refresh else None
-        self._compiled = False
+        self._blurred = False
         self._micro_batches = 0
         self._presence: Tensor | None = None
         self._values: Tensor | None = None
@@ -125,7 +125,7 @@ class Window:
         """One reverse pass an objective; the graph serves them all and is freed by the last."""
         extra = [regularizer] if regularizer is not None and regularizer.requires_grad else []
         graph = walk([*given.outputs, *extra])
-        self._compiled |= graph.compiled
+        self._blurred |= graph.compiled or given.joint
         if graph.reentrant and any(self._ranks.synced) and not self._ranks.sharded:
             raise RuntimeError(
                 "backward: activation checkpointing with use_reentrant=True does not work under "
@@ -239,9 +239,7 @@ class Window:
         present = [int(here) for here in self._presence.tolist()]
         count, width = len(present), len(self._parameters)
         while True:
-            if self._compiled:
-                self._drop_compiled_zeros(gradients)
-            reached = [code for row in gradients.reached() for code in row]
+            reached = [code for row in self._reached(gradients) for code in row]
             more, *agreed = self._ranks.agree([int(not last), *present, *reached], self._device)
             here = [bool(flag) for flag in agreed[:count]]
             if not more or all(p or known for p, known in zip(here, self.state.solved, strict=True)):
@@ -251,16 +249,29 @@ class Window:
             if not last:
                 return False
 
-    def _drop_compiled_zeros(self, gradients: ObjectiveGradients) -> None:
-        """In a compiled graph a parameter that an objective does not reach gets zeros instead of None.
+    def _reached(self, gradients: ObjectiveGradients) -> list[list[int]]:
+        """For each row and parameter, whether and how it is reached.
 
-        So all zeros is taken for not reached, unless every objective's gradient is (a layer that starts at zero).
+        A compiled graph, and losses that share a last tensor, give zeros instead of None where an objective does not
+        reach. There all zeros is taken for not reached, unless every objective's gradient is (a layer that starts at
+        zero). It takes one more copy from the device, and is done only if it may tell something new.
         """
-        width = len(self._parameters)
-        agreed = self._ranks.agree([flag for row in gradients.nonzero() for flag in row], self._device)
-        nonzero = [agreed[k * width : (k + 1) * width] for k in range(len(gradients.rows))]
+        reached = gradients.reached()
+        if not self._blurred:
+            return reached
+        seen = self.state.reach
+        new = any(
+            hit and not max(seen[p], 0) >> k & 1 for k, row in enumerate(reached[:-1]) for p, hit in enumerate(row)
+        )
+        if not new and self._ranks.size == 1:
+            return reached
+        count, width = len(reached) - 1, len(seen)
+        flags = self._ranks.agree([flag for row in gradients.nonzero(slice(count)) for flag in row], self._device)
+        nonzero = [flags[k * width : (k + 1) * width] for k in range(count)]
         somewhere = [any(column) for column in zip(*nonzero, strict=True)]
-        gradients.drop([[flag or not some for flag, some in zip(row, somewhere, strict=True)] for row in nonzero])
+        keep = [[flag or not some for flag, some in zip(row, somewhere, strict=True)] for row in nonzero]
+        gradients.drop([*keep, [True] * width])
+        return gradients.reached()
 
     def solve(self, balancer: Balancer, ema_decay: float) -> None:
         """End the measuring: Gramian and coefficients. If something is not finite, ``nonfinite`` names it."""
