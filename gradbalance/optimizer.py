@@ -162,6 +162,13 @@ class BalancedOptimizer(Optimizer):
         self._window = None
         self.inner.zero_grad(set_to_none)
 
+    @property
+    def shared_parameters(self) -> list[Tensor] | None:
+        """The parameters named as shared, None if they are found from the graph."""
+        if self._balanced is None:
+            return None
+        return [p for i, p in enumerate(self._parameters()) if i in self._balanced]
+
     # --- What can be read -------------------------------------------------------------------------------------------
 
     @property
@@ -441,9 +448,10 @@ class BalancedOptimizer(Optimizer):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A scheduler puts a ``step`` on the instance that is tied to it: on a copy it would step the original.
+        # A scheduler puts a ``step`` on the instance that is tied to it: on a copy it would step the original. As in
+        # torch, hooks stay behind as well.
         state = {name: value for name, value in self.__dict__.items() if name != "step"}
-        return {**state, "_window": None, "_held": None, "_ranks": None}
+        return {**state, **{hooks: OrderedDict() for hooks in _HOOKS}, "_window": None, "_held": None, "_ranks": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)

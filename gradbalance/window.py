@@ -98,8 +98,8 @@ class Window:
         if self._presence is None or self._values is None:
             self._presence, self._values = given.presence, given.values
         else:
-            self._presence = self._presence | given.presence.to(self._presence.device)
-            self._values = self._values + given.values.to(self._values.device)
+            self._presence = torch.logical_or(*_together(self._presence, given.presence))
+            self._values = torch.add(*_together(self._values, given.values))
         if regularizer is not None:
             value = regularizer.detach().reshape(())
             self._regularizer = value if self._regularizer is None else self._regularizer + value
@@ -368,10 +368,8 @@ class Window:
         grads = [local(p.grad) for p in self._parameters if p.grad is not None]
         grads = [g._values() if g.is_sparse else g for g in grads]
         # Largest absolute values: unlike sums and 2-norms they cannot overflow.
-        sizes = [
-            size.to(device, torch.float32) for size in torch._foreach_norm([g for g in grads if g.numel()], torch.inf)
-        ]
-        checksum = torch.stack(sizes).sum() if sizes else torch.zeros((), device=device)
+        sizes = torch._foreach_norm([g for g in grads if g.numel()] or [torch.zeros(1, device=device)], torch.inf)
+        checksum = torch.stack([size.to(device, torch.float32) for size in sizes]).sum()
         regularizer = torch.zeros(()) if self._regularizer is None else self._regularizer
         numbers = [self._values.to(device), regularizer.reshape(1).to(device), checksum.reshape(1)]
         flags = torch.cat([(~n.isfinite()).to(torch.float32) for n in numbers])
@@ -428,3 +426,10 @@ class Window:
 def _zeros(parameter: Tensor) -> Tensor:
     """A gradient of zeros that takes no memory."""
     return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand_as(parameter)
+
+
+def _together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Both on one device, and never copied to the host for it."""
+    if first.device.type == "cpu":
+        return first.to(second.device), second
+    return first, second.to(first.device)
