@@ -229,9 +229,13 @@ def test_affine_coefficients_on_the_device_are_checked_with_the_step(device, amo
     device.reads.clear()
     affine = AffineLoss(model.net(inputs(1)[0]).square(), coefficients)
     assert device.reads == []
-    with pytest.raises(NonFiniteError, match="'b'"):
+
+    def step():
         optimizer.backward(affine)
         optimizer.step()
+
+    with pytest.raises(NonFiniteError, match="'b'"):
+        step()
 
 
 @pytest.mark.parametrize("losses", LOSSES)
