@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -292,7 +293,7 @@ class Window:
         self.nonfinite += [
             name for name, here, ok in zip(state.names, present, finite.tolist(), strict=True) if here and not ok
         ]
-        if not bool((squares[-1] + regularizer).isfinite()):
+        if not isfinite(squares[-1].tolist() + regularizer.tolist()[0]):
             self.nonfinite.append("regularizer")
         self._presence, self._values = torch.tensor(present), losses
         if not self.nonfinite:

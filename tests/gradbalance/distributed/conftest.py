@@ -2,13 +2,14 @@
 
 import multiprocessing
 import os
+import time
 import traceback
 
 import pytest
 import torch
 from torch import distributed as dist
 
-PATIENCE = 120  # seconds; a rank that waits for the other for ever fails the test
+PATIENCE = 60  # seconds; a rank that waits for the other for ever fails the test
 
 
 def serve(rank, folder, pipe):
@@ -37,17 +38,19 @@ class TwoRanks:
             self._start()
         for _, pipe in self._workers:
             pipe.send((function, arguments))
-        answers = []
-        for rank, (_, pipe) in enumerate(self._workers):
-            if not pipe.poll(PATIENCE):
-                self.stop()
-                raise TimeoutError(f"rank {rank} of {function.__name__} did not answer; others said {answers}")
-            answers.append(pipe.recv())
-        failed = [f"rank {rank}:\n{answer}" for rank, (fine, answer) in enumerate(answers) if not fine]
-        if failed:
+        answers, deadline = {}, time.monotonic() + PATIENCE
+        while len(answers) < len(self._workers) and time.monotonic() < deadline:
+            for rank, (_, pipe) in enumerate(self._workers):
+                if rank not in answers and pipe.poll(0.01):
+                    answers[rank] = pipe.recv()
+                    if not answers[rank][0]:  # the other one may wait for this one for ever
+                        deadline = min(deadline, time.monotonic() + 5)
+        failed = [f"rank {rank}:\n{answer}" for rank, (fine, answer) in sorted(answers.items()) if not fine]
+        silent = [f"rank {rank} did not answer" for rank in range(len(self._workers)) if rank not in answers]
+        if failed or silent:
             self.stop()
-            raise AssertionError("\n".join(failed))
-        return [answer for _, answer in answers]
+            raise AssertionError("\n".join(failed + silent))
+        return [answers[rank][1] for rank in sorted(answers)]
 
     def _start(self):
         context = multiprocessing.get_context("spawn")
