@@ -64,7 +64,8 @@ class AffineLoss:
     def losses(self) -> Tensor:
         """The K losses, shape (K,), with their graph."""
         dtype = torch.promote_types(self.terms.dtype, self.coefficients.dtype)
-        return torch.mv(self.coefficients.to(dtype).reshape(len(self), -1), self.terms.to(dtype).flatten())
+        with self._full_precision():
+            return torch.mv(self.coefficients.to(dtype).reshape(len(self), -1), self.terms.to(dtype).flatten())
 
     def combine(self, weights: Tensor | Sequence[float]) -> Tensor:
         """Σ_k weights_k · L_k as one contraction: a scalar with its graph.
@@ -81,8 +82,13 @@ class AffineLoss:
         weights = torch.as_tensor(weights, dtype=dtype, device=self.coefficients.device)
         if weights.shape != (len(self),):
             raise ValueError(f"AffineLoss: expected {len(self)} weights, got shape {tuple(weights.shape)}")
-        blended: Tensor = torch.tensordot(weights.detach(), self.coefficients.to(dtype), dims=1)
+        with self._full_precision():
+            blended: Tensor = torch.tensordot(weights.detach(), self.coefficients.to(dtype), dims=1)
         return blended
+
+    def _full_precision(self) -> torch.autocast:
+        """Autocast would round coefficients to bf16 or fp16."""
+        return torch.autocast(self.coefficients.device.type, enabled=False)
 
     @classmethod
     def policy_gradient(

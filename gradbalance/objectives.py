@@ -68,7 +68,7 @@ class Objectives:
         for loss, weight, name in zip(self._losses, weights, self.names, strict=True):
             if loss is not None and loss.requires_grad:
                 if loss.dtype == torch.float16 and not _fits(weight, loss.dtype):
-                    raise OverflowError(
+                    raise ValueError(
                         f"backward: the coefficient {weight:.3g} of {name!r} cannot be held by its loss, which is "
                         "float16; return losses in float32, such as loss.float()"
                     )
@@ -114,6 +114,8 @@ def read(losses: Losses, names: Sequence[str] | None, *, source: str = "backward
                 f"{source}: a tensor of losses must have shape (K,), got {tuple(losses.shape)}; reduce each loss to "
                 "a scalar first, or describe it with AffineLoss"
             )
+        if losses.is_complex():
+            raise TypeError(f"{source}: the losses are complex ({losses.dtype}); they must be real numbers")
         return Objectives(_check_names(names, None, len(losses), source), losses.unbind(), joint=True)
     if isinstance(losses, Mapping):
         losses = {str(name): loss for name, loss in losses.items()}
@@ -139,8 +141,8 @@ def read(losses: Losses, names: Sequence[str] | None, *, source: str = "backward
             raise TypeError(f"{source}: the loss of {name!r} must be a tensor or None, got {type(loss).__name__}")
         if loss is not None and loss.numel() != 1:
             raise ValueError(f"{source}: the loss of {name!r} must be a scalar, got shape {tuple(loss.shape)}")
-        if loss is not None and not loss.is_floating_point():
-            raise TypeError(f"{source}: the loss of {name!r} must be a real floating-point number, got {loss.dtype}")
+        if loss is not None and loss.is_complex():
+            raise TypeError(f"{source}: the loss of {name!r} is complex ({loss.dtype}); it must be a real number")
     return Objectives(order, items)
 
 

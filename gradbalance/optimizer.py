@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -97,7 +97,9 @@ class BalancedOptimizer(Optimizer):
         if nonfinite not in ("raise", "skip"):
             raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
         names = objective_names
-        if names is not None and not isinstance(names, Sequence):
+        if names is not None and (
+            not isinstance(names, Sequence) or not all(isinstance(name, Hashable) for name in names)
+        ):
             raise TypeError(f'objective_names must be a list of names such as ["a", "b"], got {names!r}')
         if names is not None and (isinstance(names, str) or not names or len(set(names)) != len(names)):
             raise ValueError(f'objective_names must be distinct names such as ["a", "b"], got {names!r}')
@@ -118,8 +120,6 @@ class BalancedOptimizer(Optimizer):
         for hooks in _HOOKS:
             setattr(self, hooks, OrderedDict())
         self._patch_step_function()
-        # Graphs that torch.compile makes from now on can be passed through more than once.
-        torch._functorch.config.donated_buffer = False
         saved = self.param_groups[0].get(KEY)
         if saved is None or self._foreign(saved) is not None:
             self._commit(self._initial_state())
@@ -210,8 +210,10 @@ class BalancedOptimizer(Optimizer):
         self._calls += 1
         window = self._window if self._window is not None and self._window.open else None
         given = objectives.read(losses, (self._committed if window is None else window.state).names or None)
-        if regularizer is not None and (not isinstance(regularizer, Tensor) or regularizer.numel() != 1):
-            raise ValueError("backward: regularizer must be a scalar tensor")
+        if regularizer is not None and (
+            not isinstance(regularizer, Tensor) or regularizer.numel() != 1 or regularizer.is_complex()
+        ):
+            raise ValueError(f"backward: regularizer must be a real scalar tensor, got {regularizer!r:.100}")
         ranks = self._find_ranks()
         if ranks.size == 1 and not any(given.connected) and any(given.present):
             raise _nothing_to_differentiate(given.names)
@@ -365,10 +367,12 @@ class BalancedOptimizer(Optimizer):
 
     def _positions(self, parameters: Iterable[Tensor]) -> set[int]:
         """Where in the optimizer the parameters are."""
-        chosen = list(parameters)
-        strange = [type(p).__name__ for p in chosen if not isinstance(p, Tensor)]
+        chosen = list(parameters) if isinstance(parameters, Iterable) else [parameters]
+        strange = [p for p in chosen if not isinstance(p, Tensor)]
         if strange:
-            raise TypeError(f"shared_parameters must hold tensors, such as model.trunk.parameters(), got {strange}")
+            raise TypeError(
+                f"shared_parameters must hold tensors, such as model.trunk.parameters(), got {strange[0]!r}"
+            )
         own = {id(p): i for i, p in enumerate(self._parameters())}
         foreign = [tuple(p.shape) for p in chosen if id(p) not in own]
         if foreign:
@@ -419,17 +423,27 @@ class BalancedOptimizer(Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             result = pre_hook(self, state_dict)
             state_dict = state_dict if result is None else result
-        if not {"state", "param_groups"} <= state_dict.keys() or not state_dict["param_groups"]:
+        groups = state_dict.get("param_groups")
+        if (
+            "state" not in state_dict
+            or not isinstance(groups, Sequence)
+            or not all(isinstance(group, Mapping) and "params" in group for group in groups or [None])
+        ):
             raise ValueError(
-                "load_state_dict: not an optimizer's state dict: it must have the keys 'state' and 'param_groups', got "
-                f"{sorted(map(str, state_dict))}"
+                "load_state_dict: state_dict is not an optimizer's: it must hold 'state' and 'param_groups', a list of "
+                f"groups with their 'params', got {state_dict!r:.200}"
             )
-        saved = state_dict["param_groups"][0].get(KEY)
+        saved = groups[0].get(KEY)
         problem = None if saved is None else self._foreign(saved)
         if problem is not None:
             raise ValueError(f"load_state_dict: {problem}")
+        state = self._initial_state() if saved is None else BalanceState.from_dict(saved)
+        try:
+            self.balancer.load_state_dict(state.balancer)
+        except ValueError as error:
+            raise ValueError(f"load_state_dict: balancer of the balancing state: {error}") from error
         self.inner.load_state_dict(state_dict)
-        self._commit(self._initial_state() if saved is None else BalanceState.from_dict(saved))
+        self._commit(state)
         self._window, self._report = None, None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
@@ -440,6 +454,8 @@ class BalancedOptimizer(Optimizer):
         if saved["method"] != method:
             return f"the checkpoint's balancer is {saved['method']}, this optimizer's is {method}"
         names = self._objective_names or self._committed.names
+        if not isinstance(saved["names"], list):
+            return f"names of the balancing state is {saved['names']!r}, which is no list"
         if saved["names"] and names and list(saved["names"]) != list(names):
             return (
                 f"the checkpoint balances {list(saved['names'])}, this optimizer {list(names)}; build the optimizer "

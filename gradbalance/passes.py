@@ -11,42 +11,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from gradbalance.compiled import Saved
 
 
 class Graph(NamedTuple):
     """What a walk through a graph found.
 
     Attributes:
-        leaves: The tensors that would get a ``.grad``.
-        reentrant: Whether a part of it is checkpointed with ``use_reentrant=True``; what that part reaches is unknown.
-        compiled: Whether a part of it is compiled: it returns zeros where an eager graph returns None.
+        leaves: The tensors that would get a ``.grad``, as far as known.
+        reentrant: Whether a part of it is checkpointed with ``use_reentrant=True``, which hides its leaves.
+        compiled: The nodes that stand for compiled parts: they return zeros where an eager graph returns None.
     """
 
     leaves: list[Tensor]
     reentrant: bool
-    compiled: bool
+    compiled: list[Any]
 
 
 def walk(outputs: Sequence[Tensor]) -> Graph:
     """Walk through the graph of ``outputs``, in Python: about a microsecond a node."""
     leaves = {id(output): output for output in outputs if output.grad_fn is None and output.requires_grad}
-    nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    nodes: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(nodes)
-    names = set()
+    reentrant, compiled = False, []
     while nodes:
         node = nodes.pop()
-        names.add(node.name())
-        if hasattr(node, "variable"):
-            leaves[id(node.variable)] = node.variable
+        found = [node.variable] if hasattr(node, "variable") else []
+        name = node.name()
+        if name == "CheckpointFunctionBackward":
+            reentrant = True
+            function = getattr(node, "run_function", None)
+            module = getattr(function, "__self__", function)
+            found = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
+        elif name == "CompiledFunctionBackward":
+            compiled.append(node)
+        leaves.update((id(leaf), leaf) for leaf in found)
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
                 nodes.append(child)
-    return Graph(list(leaves.values()), "CheckpointFunctionBackward" in names, "CompiledFunctionBackward" in names)
+    return Graph(list(leaves.values()), reentrant, compiled)
 
 
 def reverse_pass(
@@ -56,11 +65,24 @@ def reverse_pass(
     *,
     retain_graph: bool,
     whole: bool = False,
+    saved: Saved | None = None,
 ) -> list[Tensor | None]:
     """The vector-Jacobian product of ``outputs`` with ``cotangents``: one gradient a parameter, None if not reached.
 
     No ``.grad`` is changed.
+
+    Args:
+        outputs: Where the pass starts.
+        cotangents: One for each output.
+        parameters: Whose gradients are wanted.
+        retain_graph: Whether another pass follows.
+        whole: Whether it must be a whole pass.
+        saved: What compiled parts of the graph saved.
     """
+    if saved is not None and retain_graph:
+        with saved.kept():
+            found = reverse_pass(outputs, cotangents, parameters, retain_graph=True, whole=whole)
+            return [None if gradient is None else saved.apart(gradient) for gradient in found]
     if not whole:
         return list(torch.autograd.grad(outputs, parameters, cotangents, retain_graph=retain_graph, allow_unused=True))
     with _grads_kept([*parameters, *walk(outputs).leaves]):
@@ -75,6 +97,7 @@ def accumulate_pass(
     *,
     retain_graph: bool,
     whole_but: Sequence[Tensor] | None = None,
+    saved: Saved | None = None,
 ) -> None:
     """Add the vector-Jacobian product to the ``.grad`` of ``parameters`` by one reverse pass, as ``.backward()`` would.
 
@@ -84,14 +107,20 @@ def accumulate_pass(
         parameters: Those that get the gradient, and nothing else does.
         retain_graph: Whether another pass follows.
         whole_but: Makes it a whole pass; the ``.grad`` of these stays as it is.
+        saved: What compiled parts of the graph saved.
     """
     if not outputs or not parameters:
         return
-    if whole_but is None:
+    if saved is not None and retain_graph:
+        with saved.kept():
+            accumulate_pass(outputs, cotangents, parameters, retain_graph=True, whole_but=whole_but)
+            for parameter in parameters:
+                parameter.grad = None if parameter.grad is None else saved.apart(parameter.grad)
+    elif whole_but is None:
         torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph, inputs=list(parameters))
-        return
-    with _grads_kept(whole_but):
-        torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph)
+    else:
+        with _grads_kept(whole_but):
+            torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph)
 
 
 @contextmanager

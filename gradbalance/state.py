@@ -29,6 +29,7 @@ class BalanceState:
         averaged: Whether a solve has set ``weights``, so that the next one is averaged with it.
         reach: For each parameter a bit mask of the objectives that reach it; −1 if no refresh has seen it trainable.
         reentrant: Whether the last refresh found reentrant checkpointing, so that passes must be whole.
+        compiled: Whether the last refresh found compiled parts, whose saved tensors must be kept for a second pass.
         method: The balancer's class: weights of one method mean nothing to another.
         balancer: The balancer's own state.
     """
@@ -43,6 +44,7 @@ class BalanceState:
     averaged: bool = False
     reach: list[int] = field(default_factory=list)
     reentrant: bool = False
+    compiled: bool = False
     method: str = ""
     balancer: dict[str, Any] = field(default_factory=dict)
 
@@ -65,5 +67,22 @@ class BalanceState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> BalanceState:
-        """The state from :meth:`to_dict`; keys a later version added are ignored, missing ones take their default."""
-        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+        """The state from :meth:`to_dict`; keys a later version added are ignored, missing ones take their default.
+
+        Raises:
+            ValueError: If a value is not what the key stands for; the message names the key.
+        """
+        state = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+        default = cls()
+        for f in fields(cls):
+            value = getattr(state, f.name)
+            if type(value) is not type(getattr(default, f.name)):
+                raise ValueError(f"{f.name} of the balancing state is {value!r}, which is no {f.type}")
+        count = len(state.names)
+        for name in ("weights", "norms", "coefficients", "solved", "gramian"):
+            row = getattr(state, name)
+            numbers = [number for part in row for number in part] if name == "gramian" else row
+            wanted = count * count if name == "gramian" else count
+            if len(numbers) != wanted or not all(isinstance(number, float | int) for number in numbers):
+                raise ValueError(f"{name} of the balancing state is {row!r}, which is not {wanted} numbers")
+        return state

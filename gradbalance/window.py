@@ -16,6 +16,7 @@ from torch import distributed as dist
 
 from gradbalance.balancers import Balancer
 from gradbalance.coefficients import solve
+from gradbalance.compiled import Saved
 from gradbalance.gradients import ObjectiveGradients
 from gradbalance.matching import Pass, matched_passes
 from gradbalance.objectives import Objectives
@@ -64,7 +65,7 @@ class Window:
         *,
         refresh: bool,
     ) -> None:
-        self.state = replace(state, reentrant=False) if refresh else state
+        self.state = replace(state, reentrant=False, compiled=False) if refresh else state
         self.refresh = refresh
         self.open = True
         self.nonfinite: list[str] = []
@@ -126,13 +127,17 @@ class Window:
         """One reverse pass an objective; the graph serves them all and is freed by the last."""
         extra = [regularizer] if regularizer is not None and regularizer.requires_grad else []
         graph = walk([*given.outputs, *extra])
-        self._blurred |= graph.compiled or given.joint
+        self._blurred |= bool(graph.compiled) or given.joint
         if graph.reentrant and any(self._ranks.synced) and not self._ranks.sharded:
             raise RuntimeError(
                 "backward: activation checkpointing with use_reentrant=True does not work under "
                 "DistributedDataParallel, which would average the first objective's gradient only; use_reentrant=False"
             )
-        self.state = replace(self.state, reentrant=self.state.reentrant or graph.reentrant)
+        self.state = replace(
+            self.state,
+            reentrant=self.state.reentrant or graph.reentrant,
+            compiled=self.state.compiled or bool(graph.compiled),
+        )
         trainable = [p for p in self._parameters if p.requires_grad]
         self._touched = set()
         if self._ranks.sharded:
@@ -141,9 +146,15 @@ class Window:
             active = [k for k, connected in enumerate(given.connected) if connected and given.present[k]]
             passes = [Pass(k, *given.single(k)) for k in active]
         passes = [Pass(len(given.names), extra, [torch.ones_like(r) for r in extra])] * len(extra) + passes
+        saved = Saved(graph.compiled) if graph.compiled and len(passes) > 1 else None
         for i, (row, outputs, cotangents) in enumerate(passes):
             found = reverse_pass(
-                outputs, cotangents, trainable, retain_graph=i + 1 < len(passes), whole=self._whole(graph.reentrant)
+                outputs,
+                cotangents,
+                trainable,
+                retain_graph=i + 1 < len(passes),
+                whole=self._whole(graph.reentrant),
+                saved=saved,
             )
             if self._ranks.sharded and all(gradient is None for gradient in found):
                 name = given.names[row] if row < len(given.names) else "regularizer"
@@ -188,12 +199,14 @@ class Window:
                 if not self._ranks.sharded:
                     own = {id(p) for p in self._parameters}
                     kept += [leaf for leaf in walk(outputs).leaves if id(leaf) not in own]
+            again = chosen is heads and bool(trunk) and bool(heads)
             accumulate_pass(
                 outputs,
                 cotangents,
                 [self._parameters[p] for p in chosen],
-                retain_graph=chosen is heads and bool(trunk),
+                retain_graph=again,
                 whole_but=kept,
+                saved=Saved(walk(outputs).compiled) if again and self.state.compiled else None,
             )
         self._forget_zeros(untouched)
 
@@ -397,7 +410,8 @@ class Window:
         self.nonfinite += [name for name, flag in zip(names, flags, strict=True) if flag]
         if gradient and not self.nonfinite and self._presence is not None:
             # One backward gave one gradient: any of them may be the culprit.
-            self.nonfinite += [n for n, here in zip(names, self._presence.tolist(), strict=False) if here]
+            there = [*self._presence.tolist(), self._regularizer is not None]
+            self.nonfinite += [name for name, here in zip(names, there, strict=True) if here]
         size = self._ranks.size
         if not self._ranks.sharded and not gradient and abs(checksum - size * own) > _SAME * abs(checksum):
             raise RuntimeError(

@@ -41,8 +41,8 @@ class Marble(Balancer):
     def __init__(
         self, preference: Sequence[float] | Tensor | None = None, floor: float = 0.0, solver: str = "exact"
     ) -> None:
-        if not 0.0 <= floor <= 1.0:
-            raise ValueError(f"floor must be in [0, 1/K], got {floor!r}")
+        if isinstance(floor, bool) or not isinstance(floor, float | int) or not 0.0 <= floor <= 1.0:
+            raise ValueError(f"floor must be a number in [0, 1/K], got {floor!r}")
         if solver not in SOLVERS:
             raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}")
         self.preference = None if preference is None else _normalised(preference)
@@ -79,7 +79,10 @@ def _numpy(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def _normalised(preference: Sequence[float] | Tensor) -> list[float]:
-    values = torch.as_tensor(preference, dtype=torch.float64).detach().cpu()
+    try:
+        values = torch.as_tensor(preference, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"preference must be K numbers such as [1.0, 2.0], got {preference!r}") from error
     if values.dim() != 1 or not len(values) or not bool((values.isfinite() & (values > 0)).all()):
         raise ValueError(f"preference must hold one finite number > 0 per objective, got {values.tolist()}")
     return (values / values.mean()).tolist()
