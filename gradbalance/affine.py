@@ -8,6 +8,7 @@ weights w: no simplex and no sign condition. A mask is a zero in C.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -86,9 +87,10 @@ class AffineLoss:
             blended: Tensor = torch.tensordot(weights.detach(), self.coefficients.to(dtype), dims=1)
         return blended
 
-    def _full_precision(self) -> torch.autocast:
+    def _full_precision(self) -> AbstractContextManager[None]:
         """Autocast would round coefficients to bf16 or fp16."""
-        return torch.autocast(self.coefficients.device.type, enabled=False)
+        kind = self.coefficients.device.type
+        return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
     @classmethod
     def policy_gradient(

@@ -523,7 +523,7 @@ def test_bad_losses_are_explained():
             optimizer.backward(losses)
     with pytest.raises(ValueError, match="losses is empty"):
         make()[1].backward([])
-    with pytest.raises(ValueError, match="regularizer must be a scalar"):
+    with pytest.raises(ValueError, match="regularizer must be a real scalar"):
         optimizer.backward(problem.losses(), regularizer=1.0)
     assert problem.x.grad is None
     assert optimizer.coefficients.tolist() == [0.0, 0.0]

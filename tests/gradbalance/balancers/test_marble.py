@@ -133,7 +133,7 @@ def test_preference_of_another_length():
 
 @pytest.mark.parametrize("floor", [-0.1, 1.1, math.nan])
 def test_bad_floor(floor):
-    with pytest.raises(ValueError, match=r"floor must be in \[0, 1/K\], got"):
+    with pytest.raises(ValueError, match=r"floor must be a number in \[0, 1/K\], got"):
         Marble(floor=floor)
 
 

@@ -1,0 +1,185 @@
+"""The measuring of a refresh: one reverse pass an objective and micro-batch, and the Gramian of what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradbalance.compiled import Saved
+from gradbalance.gradients import ObjectiveGradients
+from gradbalance.matching import Pass, matched_passes
+from gradbalance.objectives import Objectives
+from gradbalance.passes import reverse_pass, walk
+from gradbalance.ranks import Ranks, is_dtensor
+from gradbalance.reduction import mean_gramian
+
+
+class Numbers(NamedTuple):
+    """What a solve needs to know, on the host, float64.
+
+    Attributes:
+        gramian: The Gramian over the shared parameters, (K, K).
+        squares: Squared norms of what it leaves out, (K+1,): each objective's heads, and the regularizer. They show
+            what is not finite there.
+        losses: The K loss values, averaged over the ranks.
+        regularizer: The regularizer's value, (1,).
+    """
+
+    gramian: Tensor
+    squares: Tensor
+    losses: Tensor
+    regularizer: Tensor
+
+
+class Measurement:
+    """The gradients of one refresh.
+
+    Args:
+        count: The number of objectives K.
+        parameters: All parameters.
+        reach: What is known of which objectives reach them; see :class:`~gradbalance.state.BalanceState`.
+        ranks: The processes that train together.
+
+    Attributes:
+        reentrant: Whether reentrant checkpointing was met.
+        compiled: Whether compiled parts were met.
+        touched: The ``id`` of each parameter that the last micro-batch reached.
+        present: Once ready, whether each objective is present on some rank.
+        reached: Once ready, ``reached[k][p]``: whether and how objective k reaches parameter p on some rank, the
+            regularizer last; see :meth:`ObjectiveGradients.reached`.
+    """
+
+    def __init__(self, count: int, parameters: Sequence[Tensor], reach: Sequence[int], ranks: Ranks) -> None:
+        self.reentrant = self.compiled = False
+        self.touched: set[int] = set()
+        self.present: list[bool] = []
+        self.reached: list[list[int]] = []
+        self._count = count
+        self._parameters, self._reach, self._ranks = parameters, reach, ranks
+        self._device = parameters[0].device
+        # One row an objective, and one for the regularizer.
+        self._gradients = ObjectiveGradients(count + 1, parameters)
+        self._blurred = False
+
+    def add(self, given: Objectives, regularizer: Tensor | None) -> None:
+        """Measure one micro-batch. Its graph serves all passes and is freed by the last."""
+        extra = [regularizer] if regularizer is not None and regularizer.requires_grad else []
+        graph = walk([*given.outputs, *extra])
+        self.reentrant |= graph.reentrant
+        self.compiled |= bool(graph.compiled)
+        self._blurred |= bool(graph.compiled) or given.joint
+        if graph.reentrant and any(self._ranks.synced) and not self._ranks.sharded:
+            raise RuntimeError(
+                "backward: activation checkpointing with use_reentrant=True does not work under "
+                "DistributedDataParallel, which would average the first objective's gradient only; use_reentrant=False"
+            )
+        passes = [Pass(self._count, [loss], [torch.ones_like(loss)]) for loss in extra]
+        passes += self._passes(given)
+        saved = Saved(graph.compiled) if graph.compiled and len(passes) > 1 else None
+        trainable = [p for p in self._parameters if p.requires_grad]
+        whole = self._ranks.sharded or graph.reentrant
+        self.touched = set()
+        for i, (row, outputs, cotangents) in enumerate(passes):
+            more = i + 1 < len(passes)
+            found = reverse_pass(outputs, cotangents, trainable, retain_graph=more, whole=whole, saved=saved)
+            if self._ranks.sharded and all(gradient is None for gradient in found):
+                raise RuntimeError(
+                    f"backward: {[*given.names, 'regularizer'][row]!r} gave no parameter a gradient. Leave gradient "
+                    "sync on while gradients are accumulated (set_requires_gradient_sync(True); accelerate: "
+                    "sync_each_batch=True): FSDP2 would add the objectives' gradients up before they are told apart"
+                )
+            self.touched |= {id(p) for p, gradient in zip(trainable, found, strict=True) if gradient is not None}
+            self._gradients.add(row, found)
+
+    def ready(self, presence: Tensor, solved: Sequence[bool], *, last: bool) -> bool:
+        """Agree with the other ranks on whether to solve, and on which objectives are there and what they reach.
+
+        An objective that no solve has seen would have no coefficient after this one: wait for it.
+
+        Args:
+            presence: The objectives that were present on this rank.
+            solved: The objectives that a solve has seen.
+            last: Whether this rank has no more micro-batches.
+        """
+        here, width = [int(p) for p in presence.tolist()], len(self._parameters)
+        while True:
+            codes = [code for row in self._reached() for code in row]
+            more, *agreed = self._ranks.agree([int(not last), *here, *codes], self._device)
+            self.present = [bool(flag) for flag in agreed[: self._count]]
+            if not more or all(p or known for p, known in zip(self.present, solved, strict=True)):
+                codes = agreed[self._count :]
+                self.reached = [codes[k * width : (k + 1) * width] for k in range(self._count + 1)]
+                return True
+            if not last:
+                return False
+
+    def numbers(self, shared: Sequence[bool], values: Tensor, regularizer: Tensor | None) -> Numbers:
+        """All that the solve needs, summed over the ranks (losses: averaged), by one copy from the device.
+
+        Args:
+            shared: For each parameter, whether it is balanced.
+            values: This rank's K loss values; 0 where absent.
+            regularizer: This rank's regularizer, if there is one.
+        """
+        count = self._count
+        dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        extra = torch.zeros(1) if regularizer is None else regularizer.reshape(1)
+        parts = [self._gramian(shared).reshape(-1), self._squares(shared), values.to(dtype) / self._ranks.size, extra]
+        packed = self._ranks.total(torch.cat([part.to(self._device, dtype) for part in parts]))
+        host = packed.to("cpu", torch.float64)
+        gramian, *others = torch.split(host, [count * count, count + 1, count, 1])
+        return Numbers(gramian.view(count, count), *others)
+
+    def write(self, coefficients: Sequence[float], shared: Sequence[bool]) -> None:
+        """Add the balanced gradient to ``.grad``, and let go of the K gradients."""
+        self._gradients.write([*coefficients, 1.0], shared)
+
+    def _passes(self, given: Objectives) -> list[Pass]:
+        if self._ranks.sharded:
+            return matched_passes(given, self._ranks, self._device)
+        active = [k for k, connected in enumerate(given.connected) if connected and given.present[k]]
+        return [Pass(k, *given.single(k)) for k in active]
+
+    def _reached(self) -> list[list[int]]:
+        """What this rank's gradients reach.
+
+        A compiled graph, and losses that share a last tensor, give zeros instead of None where an objective does not
+        reach. There all zeros is taken for not reached, unless every objective's gradient is (a layer that starts at
+        zero). It takes one more copy from the device, and is done only if it may tell something new.
+        """
+        reached = self._gradients.reached()
+        news = (
+            hit and not max(self._reach[p], 0) >> k & 1
+            for k, row in enumerate(reached[: self._count])
+            for p, hit in enumerate(row)
+        )
+        if not self._blurred or (self._ranks.size == 1 and not any(news)):
+            return reached
+        width = len(self._parameters)
+        nonzero = [flag for row in self._gradients.nonzero(slice(self._count)) for flag in row]
+        agreed = self._ranks.agree(nonzero, self._device)
+        rows = [agreed[k * width : (k + 1) * width] for k in range(self._count)]
+        somewhere = [any(column) for column in zip(*rows, strict=True)]
+        keep = [[flag or not some for flag, some in zip(row, somewhere, strict=True)] for row in rows]
+        self._gradients.drop([*keep, [True] * width])
+        return self._gradients.reached()
+
+    def _gramian(self, shared: Sequence[bool]) -> Tensor:
+        """This rank's part of the Gramian of the averaged gradients; with one rank, the Gramian."""
+        rows, ranks = slice(self._count), self._ranks
+        if ranks.size == 1:
+            return self._gradients.gramian(shared, rows)
+        averaged = [is_dtensor(parameter) for parameter in self._parameters]
+        plain = [p for p, balanced in enumerate(shared) if balanced and not averaged[p]]
+        part = mean_gramian(self._gradients.rows[rows], self.reached[rows], plain, self._parameters, ranks)
+        sharded = [balanced and done for balanced, done in zip(shared, averaged, strict=True)]
+        return part.to(self._device) + self._gradients.gramian(sharded, rows, ranks=ranks.size).to(self._device)
+
+    def _squares(self, shared: Sequence[bool]) -> Tensor:
+        heads = [not balanced for balanced in shared]
+        squares = [self._gradients.gramian(heads, slice(k, k + 1)) for k in range(self._count)]
+        squares.append(self._gradients.gramian([True] * len(shared), slice(self._count, self._count + 1)))
+        return torch.cat([square.reshape(1).to(self._device) for square in squares])

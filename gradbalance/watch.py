@@ -1,0 +1,65 @@
+"""A look at a step that no refresh has looked at: queued by ``backward``, read by ``step``.
+
+The numbers are computed where the gradients are and nothing waits for them until the step is about to be made: a flag
+for each loss, for the regularizer and for the gradient, set if it is not finite, and a checksum of the gradient, which
+must be the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from gradbalance.ranks import Ranks, local
+
+# How far apart the ranks' gradients may be, relatively, and still be the same: rounding, not another batch.
+_SAME = 1e-4
+
+
+class Watch:
+    """Queues the numbers.
+
+    Args:
+        values: The K loss values; 0 where absent.
+        regularizer: The regularizer's value, if there is one.
+        parameters: The parameters, with their ``.grad``.
+        ranks: Who takes part.
+    """
+
+    def __init__(self, values: Tensor, regularizer: Tensor | None, parameters: Sequence[Tensor], ranks: Ranks) -> None:
+        device = parameters[0].device
+        grads = [local(p.grad) for p in parameters if p.grad is not None]
+        grads = [grad._values() if grad.is_sparse else grad for grad in grads]
+        # Largest absolute values: unlike sums and 2-norms they cannot overflow.
+        sizes = torch._foreach_norm([g for g in grads if g.numel()] or [torch.zeros(1, device=device)], torch.inf)
+        checksum = torch.stack([size.to(device, torch.float32) for size in sizes]).sum().reshape(1)
+        extra = torch.zeros(1) if regularizer is None else regularizer.reshape(1)
+        numbers = [values.to(device), extra.to(device), checksum]
+        flags = [(~number.isfinite()).to(torch.float32) for number in numbers]
+        self._ranks = ranks
+        self._mine = self._total = torch.cat([*flags, checksum])
+        self._work: dist.Work | None = None
+        if ranks.size > 1:
+            self._total = self._mine.clone()
+            self._work = dist.all_reduce(self._total, group=ranks.group, async_op=True)
+
+    def read(self) -> tuple[list[bool], bool]:
+        """Whether each loss, the regularizer last, is not finite on some rank, and whether the gradient is not.
+
+        Raises:
+            RuntimeError: If the ranks' gradients differ, so that their models would drift apart.
+        """
+        if self._work is not None:
+            self._work.wait()
+        *flags, gradient, checksum, own = torch.cat([self._total, self._mine[-1:]]).tolist()
+        apart = abs(checksum - self._ranks.size * own) > _SAME * abs(checksum)
+        if apart and not gradient and not self._ranks.sharded:
+            raise RuntimeError(
+                "step: the gradient is not the same on all ranks. DistributedDataParallel did not average it: the last "
+                "micro-batch's forward ran under no_sync(), or not through the DDP module (Lightning's manual "
+                "optimization: call manual_backward), or a parameter was unfrozen after the model was wrapped"
+            )
+        return [bool(flag) for flag in flags], bool(gradient)

@@ -1,0 +1,119 @@
+"""One plain backward of the weighted losses, and the zeros that DistributedDataParallel waits for around it.
+
+DDP averages gradients in hooks of the parameters, when every parameter it waits for has got one. What a rank's losses
+do not reach gets zeros, so that the ranks that do reach it are not left waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradbalance.compiled import Saved
+from gradbalance.objectives import Objectives
+from gradbalance.passes import accumulate_pass, walk
+from gradbalance.ranks import Ranks
+from gradbalance.state import BalanceState
+
+
+def weighted_passes(
+    given: Objectives,
+    regularizer: Tensor | None,
+    state: BalanceState,
+    parameters: Sequence[Tensor],
+    shared: Sequence[bool],
+    ranks: Ranks,
+) -> None:
+    """Add Σ_k λ_k ∇L_k (shared parameters) and Σ_k ∇L_k (heads), each plus ∇regularizer, to ``.grad``.
+
+    Args:
+        given: The objectives.
+        regularizer: The unbalanced loss.
+        state: Whose coefficients are used.
+        parameters: All parameters.
+        shared: For each, whether it is balanced.
+        ranks: The processes that train together.
+    """
+    connected = sum(1 << k for k, here in enumerate(given.connected) if here)
+    missing = {
+        id(p)
+        for p, awaited, reach in zip(parameters, ranks.awaited, state.reach, strict=True)
+        if awaited and p.requires_grad and not reach & connected
+    }
+    untouched = [p for p in parameters if id(p) in missing and p.grad is None]
+    if untouched and regularizer is not None:
+        regularized = {id(leaf) for leaf in walk([regularizer]).leaves}
+        untouched = [p for p in untouched if id(p) not in regularized]
+    trunk = [p for p, balanced in zip(parameters, shared, strict=True) if balanced and p.requires_grad]
+    heads = [p for p, balanced in zip(parameters, shared, strict=True) if not balanced and p.requires_grad]
+    for chosen, others, weights in (
+        # The pass over the heads stops at their inputs: it repeats no work of the trunk's.
+        (heads, trunk, [1.0] * len(given.names)),
+        (trunk, heads, state.coefficients),
+    ):
+        outputs, cotangents = given.products(weights)
+        if regularizer is not None and regularizer.requires_grad:
+            outputs, cotangents = [*outputs, regularizer], [*cotangents, torch.ones_like(regularizer)]
+        zeros = [p for p in chosen if id(p) in missing]
+        outputs, cotangents = [*outputs, *zeros], [*cotangents, *map(_zeros, zeros)]
+        again = chosen is heads and bool(trunk) and bool(heads)
+        accumulate_pass(
+            outputs,
+            cotangents,
+            chosen,
+            retain_graph=again,
+            whole_but=_kept(outputs, parameters, others, state, ranks),
+            saved=Saved(walk(outputs).compiled) if again and state.compiled else None,
+        )
+    forget_zeros(untouched, parameters, state)
+
+
+def complete(touched: set[int], parameters: Sequence[Tensor], state: BalanceState, ranks: Ranks) -> None:
+    """Let DDP average what measuring passes, which it does not see, have led to: a pass of zeros calls its hooks.
+
+    Args:
+        touched: The ``id`` of each parameter that this rank's last micro-batch reached.
+        parameters: All parameters, with their ``.grad``.
+        state: The state after the solve.
+        ranks: The processes that train together.
+    """
+    here = [
+        p
+        for p, awaited, synced in zip(parameters, ranks.awaited, ranks.synced, strict=True)
+        if p.requires_grad and (awaited or (synced and not ranks.sharded and id(p) in touched))
+    ]
+    untouched = [p for p in here if p.grad is None]
+    accumulate_pass(here, [_zeros(p) for p in here], here, retain_graph=False)
+    forget_zeros(untouched, parameters, state)
+
+
+def forget_zeros(untouched: Sequence[Tensor], parameters: Sequence[Tensor], state: BalanceState) -> None:
+    """Take the zeros back from parameters that no objective on any rank reaches: unused ones stay None."""
+    reach = dict(zip(map(id, parameters), state.reach, strict=True))
+    for parameter in untouched:
+        if reach[id(parameter)] <= 0:
+            parameter.grad = None
+
+
+def _kept(
+    outputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    others: Sequence[Tensor],
+    state: BalanceState,
+    ranks: Ranks,
+) -> list[Tensor] | None:
+    """If the pass must be a whole one, the tensors whose ``.grad`` it must not change."""
+    if ranks.sharded:
+        # FSDP2's own leaves hold gradients until they are reduced; they are not ours to touch.
+        return list(others)
+    if state.reentrant:
+        own = {id(p) for p in parameters}
+        return [*others, *(leaf for leaf in walk(outputs).leaves if id(leaf) not in own)]
+    return None
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    """A gradient of zeros that takes no memory."""
+    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand_as(parameter)
