@@ -11,7 +11,7 @@ from torch import Tensor
 from gradbalance.compiled import Saved
 from gradbalance.gradients import ObjectiveGradients
 from gradbalance.matching import Pass, matched_passes
-from gradbalance.objectives import Objectives
+from gradbalance.objectives import Objectives, nothing_to_differentiate
 from gradbalance.passes import reverse_pass, walk
 from gradbalance.ranks import Ranks, is_dtensor
 from gradbalance.reduction import mean_gramian
@@ -38,7 +38,7 @@ class Measurement:
     """The gradients of one refresh.
 
     Args:
-        count: The number of objectives K.
+        names: The K objective names.
         parameters: All parameters.
         reach: What is known of which objectives reach them; see :class:`~gradbalance.state.BalanceState`.
         ranks: The processes that train together.
@@ -52,16 +52,16 @@ class Measurement:
             regularizer last; see :meth:`ObjectiveGradients.reached`.
     """
 
-    def __init__(self, count: int, parameters: Sequence[Tensor], reach: Sequence[int], ranks: Ranks) -> None:
+    def __init__(self, names: Sequence[str], parameters: Sequence[Tensor], reach: Sequence[int], ranks: Ranks) -> None:
         self.reentrant = self.compiled = False
         self.touched: set[int] = set()
         self.present: list[bool] = []
         self.reached: list[list[int]] = []
-        self._count = count
+        self._names, self._count = names, len(names)
         self._parameters, self._reach, self._ranks = parameters, reach, ranks
         self._device = parameters[0].device
         # One row an objective, and one for the regularizer.
-        self._gradients = ObjectiveGradients(count + 1, parameters)
+        self._gradients = ObjectiveGradients(len(names) + 1, parameters)
         self._blurred = False
 
     def add(self, given: Objectives, regularizer: Tensor | None) -> None:
@@ -111,6 +111,8 @@ class Measurement:
             self.present = [bool(flag) for flag in agreed[: self._count]]
             if not more or all(p or known for p, known in zip(self.present, solved, strict=True)):
                 codes = agreed[self._count :]
+                if any(self.present) and not any(codes):
+                    raise nothing_to_differentiate(self._names)
                 self.reached = [codes[k * width : (k + 1) * width] for k in range(self._count + 1)]
                 return True
             if not last:

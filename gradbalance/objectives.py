@@ -157,3 +157,11 @@ def _check_names(expected: Sequence[str] | None, given: Sequence[str] | None, co
     if given is not None and list(given) != list(expected):
         raise ValueError(f"{source}: got objectives {list(given)}, but this optimizer balances {list(expected)}")
     return list(expected)
+
+
+def nothing_to_differentiate(names: Sequence[str]) -> RuntimeError:
+    """What to raise where losses were given and none has a graph."""
+    return RuntimeError(
+        f"backward: no loss of {list(names)} requires grad, so there is nothing to differentiate; was the forward run "
+        "under torch.no_grad(), or were the losses detached?"
+    )

@@ -6,8 +6,6 @@ happens (a GradScaler overflow, an error, ``nonfinite="skip"``) leaves no trace.
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -24,22 +22,14 @@ from gradbalance.ranks import Ranks
 from gradbalance.report import BalanceReport
 from gradbalance.state import KEY, BalanceState
 from gradbalance.window import NonFiniteError, Window
-
-_HOOKS = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
+from gradbalance.wrapper import OptimizerWrapper, Snapshot
 
 
 class _SkipStep(Exception):
     """Unwinds an inner optimizer's closure when the step is to be skipped."""
 
 
-class BalancedOptimizer(Optimizer):
+class BalancedOptimizer(OptimizerWrapper):
     """Wraps a torch optimizer so that it steps along a balanced combination of K objectives' gradients.
 
     It *is* a ``torch.optim.Optimizer`` that shares the inner one's ``param_groups``, ``state`` and ``defaults``, so LR
@@ -80,11 +70,7 @@ class BalancedOptimizer(Optimizer):
         nonfinite: str = "raise",
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        # Optimizer.__init__ would build param_groups of its own; everything it sets is either shared or set here.
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        if isinstance(optimizer, BalancedOptimizer):
-            raise TypeError(f"optimizer is already a {type(optimizer).__name__}; wrap its inner optimizer instead")
+        super().__init__(optimizer)
         self.balancer = balancers.get(balancer) if isinstance(balancer, str) else balancer
         if not isinstance(self.balancer, Balancer):
             raise TypeError(f"balancer must be a Balancer or the name of one, got {type(balancer).__name__}")
@@ -103,7 +89,6 @@ class BalancedOptimizer(Optimizer):
             raise TypeError(f'objective_names must be a list of names such as ["a", "b"], got {names!r}')
         if names is not None and (isinstance(names, str) or not names or len(set(names)) != len(names)):
             raise ValueError(f'objective_names must be distinct names such as ["a", "b"], got {names!r}')
-        self.inner = optimizer
         self.ema_decay = float(ema_decay)
         self.refresh_every = refresh_every
         self.refresh_micro_batches = refresh_micro_batches
@@ -117,50 +102,11 @@ class BalancedOptimizer(Optimizer):
         self._held: Window | None = None
         self._calls = 0
         self._report: BalanceReport | None = None
-        for hooks in _HOOKS:
-            setattr(self, hooks, OrderedDict())
-        self._patch_step_function()
         saved = self.param_groups[0].get(KEY)
         if saved is None or self._foreign(saved) is not None:
             self._commit(self._initial_state())
 
-    # --- What is the inner optimizer's is shared, not copied --------------------------------------------------------
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The inner optimizer's parameter groups."""
-        return self.inner.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.inner.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        """The inner optimizer's per-parameter state."""
-        return self.inner.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.inner.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The inner optimizer's defaults."""
-        return self.inner.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.inner.defaults = defaults
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the inner optimizer; who reaches it is found by a refresh at the next step."""
-        self.inner.add_param_group(param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients and drop whatever ``backward`` computed that no ``step`` has committed."""
-        self._window = None
-        self.inner.zero_grad(set_to_none)
+    # --- What can be read -------------------------------------------------------------------------------------------
 
     @property
     def shared_parameters(self) -> list[Tensor] | None:
@@ -168,8 +114,6 @@ class BalancedOptimizer(Optimizer):
         if self._balanced is None:
             return None
         return [p for i, p in enumerate(self._parameters()) if i in self._balanced]
-
-    # --- What can be read -------------------------------------------------------------------------------------------
 
     @property
     def coefficients(self) -> Tensor:
@@ -183,6 +127,11 @@ class BalancedOptimizer(Optimizer):
         return self._report
 
     # --- The step ---------------------------------------------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients and drop whatever ``backward`` computed that no ``step`` has committed."""
+        self._window = None
+        self.inner.zero_grad(set_to_none)
 
     def backward(self, losses: Losses, *, regularizer: Tensor | None = None, accumulate: bool = False) -> BalanceReport:
         """Add the balanced gradient of the losses to ``.grad``.
@@ -216,7 +165,7 @@ class BalancedOptimizer(Optimizer):
             raise ValueError(f"backward: regularizer must be a real scalar tensor, got {regularizer!r:.100}")
         ranks = self._find_ranks()
         if ranks.size == 1 and not any(given.connected) and any(given.present):
-            raise _nothing_to_differentiate(given.names)
+            raise objectives.nothing_to_differentiate(given.names)
         if not any(p.requires_grad for p in self._parameters()):
             raise RuntimeError("backward: none of the optimizer's parameters requires grad; all are frozen")
         if self._held is not None:
@@ -250,19 +199,14 @@ class BalancedOptimizer(Optimizer):
         Returns:
             What the inner optimizer returns: with a closure Σ_k λ_k L_k of the first evaluation, else None.
         """
-        for pre_hook in self._optimizer_step_pre_hooks.values():
-            pre_hook(self, (self,), {} if closure is None else {"closure": closure})
-        stepped, result = self._step_window() if closure is None else self._step_closure(closure)
-        if stepped:
-            for post_hook in self._optimizer_step_post_hooks.values():
-                post_hook(self, (self,), {} if closure is None else {"closure": closure})
-        return result
+        return super().step(closure)
 
-    # torch would call the step hooks of this optimizer and the global ones; the global ones are the inner step's.
-    step.hooked = True  # type: ignore[attr-defined]
+    step.hooked = True  # type: ignore[attr-defined]  # see OptimizerWrapper
+
+    def _make_step(self, closure: Callable[[], Losses] | None) -> tuple[bool, Any]:
+        return self._step_window() if closure is None else self._step_closure(closure)
 
     def _step_window(self) -> tuple[bool, Any]:
-        """Whether the step was made, and what the inner optimizer returned."""
         window = self._window
         if window is None:
             return True, self.inner.step()
@@ -283,7 +227,7 @@ class BalancedOptimizer(Optimizer):
         # What backward computed before this call is part of the step: micro-batches that the closure completes, or, for
         # a closure that does nothing (Lightning's), all of it.
         begun = self._window
-        before = _Snapshot(self.inner) if isinstance(self.inner, torch.optim.LBFGS) else None
+        before = Snapshot(self.inner) if isinstance(self.inner, torch.optim.LBFGS) else None
 
         def evaluate() -> Tensor:
             if begun is not None and self._held is not None:
@@ -400,40 +344,9 @@ class BalancedOptimizer(Optimizer):
         state = BalanceState(method=type(self.balancer).__name__, balancer=dict(self.balancer.state_dict()))
         return state.named(self._objective_names, simplex=self.balancer.simplex) if self._objective_names else state
 
-    def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state dict; the balancing state is in its first parameter group."""
-        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
-            pre_hook(self)
-        state_dict = self.inner.state_dict()
-        for post_hook in self._optimizer_state_dict_post_hooks.values():
-            result = post_hook(self, state_dict)
-            state_dict = state_dict if result is None else result
-        return state_dict
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from :meth:`state_dict`, or start balancing from a plain inner optimizer's checkpoint.
-
-        Raises:
-            TypeError: If it is not a dict.
-            ValueError: If the checkpoint is of other objectives or another method; nothing is loaded then.
-        """
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"load_state_dict: state_dict must be a dict, got {type(state_dict).__name__}")
-        state_dict = dict(state_dict)
-        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
-            result = pre_hook(self, state_dict)
-            state_dict = state_dict if result is None else result
-        groups = state_dict.get("param_groups")
-        if (
-            "state" not in state_dict
-            or not isinstance(groups, Sequence)
-            or not all(isinstance(group, Mapping) and "params" in group for group in groups or [None])
-        ):
-            raise ValueError(
-                "load_state_dict: state_dict is not an optimizer's: it must hold 'state' and 'param_groups', a list of "
-                f"groups with their 'params', got {state_dict!r:.200}"
-            )
-        saved = groups[0].get(KEY)
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        """Resume, or start balancing from a plain inner optimizer's checkpoint."""
+        saved = state_dict["param_groups"][0].get(KEY)
         problem = None if saved is None else self._foreign(saved)
         if problem is not None:
             raise ValueError(f"load_state_dict: {problem}")
@@ -445,8 +358,6 @@ class BalancedOptimizer(Optimizer):
         self.inner.load_state_dict(state_dict)
         self._commit(state)
         self._window, self._report = None, None
-        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
-            post_hook(self)
 
     def _foreign(self, saved: Mapping[str, Any]) -> str | None:
         """Why a saved balancing state is not this optimizer's; None if it is."""
@@ -464,14 +375,7 @@ class BalancedOptimizer(Optimizer):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A scheduler puts a ``step`` on the instance that is tied to it: on a copy it would step the original. As in
-        # torch, hooks stay behind as well.
-        state = {name: value for name, value in self.__dict__.items() if name != "step"}
-        return {**state, **{hooks: OrderedDict() for hooks in _HOOKS}, "_window": None, "_held": None, "_ranks": None}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._patch_step_function()
+        return {**super().__getstate__(), "_window": None, "_held": None, "_ranks": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.inner).__name__}, {self.balancer!r})"
@@ -505,27 +409,3 @@ class MarbleOptimizer(BalancedOptimizer):
     ) -> None:
         balancer = Marble(preference=preference, floor=floor, solver=solver)
         super().__init__(optimizer, balancer, ema_decay=ema_decay, **options)
-
-
-class _Snapshot:
-    """What an optimizer that evaluates often has changed by the time one evaluation turns out not to be finite."""
-
-    def __init__(self, inner: Optimizer) -> None:
-        self._inner = inner
-        self._parameters = [p for group in inner.param_groups for p in group["params"]]
-        self._values = [p.detach().clone() for p in self._parameters]
-        # Keyed by parameter: the keys must stay the parameters themselves.
-        self._state = copy.deepcopy(inner.state, {id(p): p for p in self._parameters})
-
-    def restore(self) -> None:
-        with torch.no_grad():
-            for parameter, value in zip(self._parameters, self._values, strict=True):
-                parameter.copy_(value)
-        self._inner.state = self._state
-
-
-def _nothing_to_differentiate(names: Sequence[str]) -> RuntimeError:
-    return RuntimeError(
-        f"backward: no loss of {list(names)} requires grad, so there is nothing to differentiate; was the forward run "
-        "under torch.no_grad(), or were the losses detached?"
-    )

@@ -68,7 +68,7 @@ class Window:
         self._parameters = parameters
         self._shared_of = shared_of
         self._ranks = ranks
-        self._measurement = Measurement(len(state.names), parameters, state.reach, ranks) if refresh else None
+        self._measurement = Measurement(state.names, parameters, state.reach, ranks) if refresh else None
         self._micro_batches = 0
         self._presence: Tensor
         self._values: Tensor
