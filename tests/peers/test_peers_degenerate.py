@@ -6,9 +6,22 @@ import pytest
 import torch
 from conflictfree.grad_operator import ConFIGOperator, IMTLGOperator
 from torch import nn
-from torchjd.aggregation import IMTLG, MGDA, CAGrad, ConFIG, CRMOGMWeighting, ExcessMTL, FairGrad, MGDAWeighting, PCGrad
+from torchjd.aggregation import (
+    IMTLG,
+    MGDA,
+    AlignedMTL,
+    CAGrad,
+    ConFIG,
+    CRMOGMWeighting,
+    ExcessMTL,
+    FairGrad,
+    MGDAWeighting,
+    PCGrad,
+    UPGrad,
+)
 
 from gradbalance import MarbleOptimizer, NonFiniteError
+from tests.gradbalance.models import LinearLosses
 from tests.peers.calls import conflictfree, cosine, gradients, linear_update, marble, mgda, pcgrad, torchjd
 
 pytestmark = pytest.mark.slow
@@ -177,3 +190,19 @@ def test_one_overflow_poisons_the_averages_of_the_peers():
     assert seen[0] == seen[2]
     assert gradients([x]).isfinite().all()
     assert report.skipped == []
+
+
+OPPOSITES_AND_A_THIRD = [[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("aggregator", [PCGrad, ConFIG, IMTLG, AlignedMTL, UPGrad])
+def test_some_peers_serve_the_third_objective_where_two_are_exact_opposites(aggregator):
+    """A point for them: the two leave a combination that is zero, and there min-norm stands still. A floor helps."""
+    update = linear_update(torchjd(aggregator()), OPPOSITES_AND_A_THIRD)
+    assert update[1] > 0.3
+    assert linear_update(marble, OPPOSITES_AND_A_THIRD).norm() < 1e-6
+    assert linear_update(mgda, OPPOSITES_AND_A_THIRD).norm() < 1e-6
+
+    problem = LinearLosses(OPPOSITES_AND_A_THIRD)
+    MarbleOptimizer(torch.optim.SGD([problem.x], lr=0.1), floor=0.1).backward(problem.losses())
+    assert problem.x.grad.tolist() == pytest.approx([0, 0.1])
