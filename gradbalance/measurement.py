@@ -44,8 +44,6 @@ class Measurement:
         ranks: The processes that train together.
 
     Attributes:
-        reentrant: Whether reentrant checkpointing was met.
-        compiled: Whether compiled parts were met.
         touched: The ``id`` of each parameter that the last micro-batch reached.
         present: Once ready, whether each objective is present on some rank.
         reached: Once ready, ``reached[k][p]``: whether and how objective k reaches parameter p on some rank, the
@@ -53,7 +51,6 @@ class Measurement:
     """
 
     def __init__(self, names: Sequence[str], parameters: Sequence[Tensor], reach: Sequence[int], ranks: Ranks) -> None:
-        self.reentrant = self.compiled = False
         self.touched: set[int] = set()
         self.present: list[bool] = []
         self.reached: list[list[int]] = []
@@ -68,14 +65,8 @@ class Measurement:
         """Measure one micro-batch. Its graph serves all passes and is freed by the last."""
         extra = [regularizer] if regularizer is not None and regularizer.requires_grad else []
         graph = walk([*given.outputs, *extra])
-        self.reentrant |= graph.reentrant
-        self.compiled |= bool(graph.compiled)
         self._blurred |= bool(graph.compiled) or given.joint
-        if graph.reentrant and any(self._ranks.synced) and not self._ranks.sharded:
-            raise RuntimeError(
-                "backward: activation checkpointing with use_reentrant=True does not work under "
-                "DistributedDataParallel, which would average the first objective's gradient only; use_reentrant=False"
-            )
+        self._ranks.refuse(graph)
         passes = [Pass(self._count, [loss], [torch.ones_like(loss)]) for loss in extra]
         passes += self._passes(given)
         saved = Saved(graph.compiled) if graph.compiled and len(passes) > 1 else None

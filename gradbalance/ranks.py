@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from gradbalance.passes import Graph
+
 
 class Ranks:
     """The ranks of a process group, seen from one of them.
@@ -30,6 +32,7 @@ class Ranks:
         sharded: Whether there are DTensor parameters: FSDP2 averages their gradients in the hooks of a whole pass.
         synced: For each parameter, whether some wrapper averages its gradient in a plain backward.
         awaited: For each parameter, whether DDP waits for its gradient in each backward.
+        sparse: For each parameter, whether DDP expects sparse gradients.
 
     Raises:
         RuntimeError: If a wrapper is one that balancing cannot work with; the message says what to use instead.
@@ -40,6 +43,7 @@ class Ranks:
         self.sharded = any(is_dtensor(p) for p in parameters)
         self.synced = [is_dtensor(p) for p in parameters]
         self.awaited = [False] * len(parameters)
+        self.sparse = [False] * len(parameters)
         self.group = group
         self.size = 1
         if self.world is None or dist.get_world_size() == 1:
@@ -59,9 +63,11 @@ class Ranks:
                     "ever: add them to the optimizer, or set requires_grad=False before the model is wrapped"
                 )
             self.group = self.group or wrapper.process_group
+            tables = {id(m.weight) for m in wrapper.modules() if getattr(m, "sparse", False) and hasattr(m, "weight")}
             for i, p in enumerate(parameters):
                 self.synced[i] |= id(p) in wrapped
                 self.awaited[i] |= id(p) in wrapped and not wrapper.find_unused_parameters
+                self.sparse[i] |= id(p) in wrapped and id(p) in tables
         self.size = dist.get_world_size(self.group)
         if self.size < 1:
             raise RuntimeError("backward: this rank is not in the process_group that the optimizer was given")
@@ -79,6 +85,14 @@ class Ranks:
         if self.size > 1:
             dist.all_reduce(vector, group=self.group)
         return vector
+
+    def refuse(self, graph: Graph) -> None:
+        """Raise if the wrappers cannot work with the graph."""
+        if graph.reentrant and any(self.synced) and not self.sharded:
+            raise RuntimeError(
+                "backward: activation checkpointing with use_reentrant=True does not work under "
+                "DistributedDataParallel, which would average the first objective's gradient only; use_reentrant=False"
+            )
 
     def still_valid(self, parameters: Sequence[Tensor]) -> bool:
         """Whether what was found still holds: the process group is the same, and no parameter was added."""

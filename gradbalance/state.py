@@ -28,8 +28,6 @@ class BalanceState:
         solved: Whether objective k has been in a solve over the parameters that are shared now.
         averaged: Whether a solve has set ``weights``, so that the next one is averaged with it.
         reach: For each parameter a bit mask of the objectives that reach it; −1 if no refresh has seen it trainable.
-        reentrant: Whether the last refresh found reentrant checkpointing, so that passes must be whole.
-        compiled: Whether the last refresh found compiled parts, whose saved tensors must be kept for a second pass.
         method: The balancer's class: weights of one method mean nothing to another.
         balancer: The balancer's own state.
     """
@@ -43,8 +41,6 @@ class BalanceState:
     solved: list[bool] = field(default_factory=list)
     averaged: bool = False
     reach: list[int] = field(default_factory=list)
-    reentrant: bool = False
-    compiled: bool = False
     method: str = ""
     balancer: dict[str, Any] = field(default_factory=dict)
 

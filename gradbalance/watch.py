@@ -60,6 +60,7 @@ class Watch:
             raise RuntimeError(
                 "step: the gradient is not the same on all ranks. DistributedDataParallel did not average it: the last "
                 "micro-batch's forward ran under no_sync(), or not through the DDP module (Lightning's manual "
-                "optimization: call manual_backward), or a parameter was unfrozen after the model was wrapped"
+                "optimization: call manual_backward), a parameter was unfrozen after the model was wrapped, or, with "
+                "find_unused_parameters=True, the loss of a head that was computed was left out (pass 0 * loss)"
             )
         return [bool(flag) for flag in flags], bool(gradient)

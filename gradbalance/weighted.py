@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradbalance.compiled import Saved
 from gradbalance.objectives import Objectives
-from gradbalance.passes import accumulate_pass, walk
+from gradbalance.passes import Graph, accumulate_pass, walk
 from gradbalance.ranks import Ranks
 from gradbalance.state import BalanceState
 
@@ -36,13 +36,15 @@ def weighted_passes(
         shared: For each, whether it is balanced.
         ranks: The processes that train together.
     """
+    graph = walk(given.outputs if regularizer is None else [*given.outputs, regularizer])
+    ranks.refuse(graph)
     connected = sum(1 << k for k, here in enumerate(given.connected) if here)
-    missing = {
-        id(p)
-        for p, awaited, reach in zip(parameters, ranks.awaited, state.reach, strict=True)
+    zeros = {
+        id(p): _zeros(p, sparse)
+        for p, awaited, sparse, reach in zip(parameters, ranks.awaited, ranks.sparse, state.reach, strict=True)
         if awaited and p.requires_grad and not reach & connected
     }
-    untouched = [p for p in parameters if id(p) in missing and p.grad is None]
+    untouched = [p for p in parameters if id(p) in zeros and p.grad is None]
     if untouched and regularizer is not None:
         regularized = {id(leaf) for leaf in walk([regularizer]).leaves}
         untouched = [p for p in untouched if id(p) not in regularized]
@@ -56,16 +58,16 @@ def weighted_passes(
         outputs, cotangents = given.products(weights)
         if regularizer is not None and regularizer.requires_grad:
             outputs, cotangents = [*outputs, regularizer], [*cotangents, torch.ones_like(regularizer)]
-        zeros = [p for p in chosen if id(p) in missing]
-        outputs, cotangents = [*outputs, *zeros], [*cotangents, *map(_zeros, zeros)]
+        outputs += [p for p in chosen if id(p) in zeros]
+        cotangents += [zeros[id(p)] for p in chosen if id(p) in zeros]
         again = chosen is heads and bool(trunk) and bool(heads)
         accumulate_pass(
             outputs,
             cotangents,
             chosen,
             retain_graph=again,
-            whole_but=_kept(outputs, parameters, others, state, ranks),
-            saved=Saved(walk(outputs).compiled) if again and state.compiled else None,
+            whole_but=_kept(graph, parameters, others, ranks),
+            saved=Saved(graph.compiled) if again and graph.compiled else None,
         )
     forget_zeros(untouched, parameters, state)
 
@@ -79,13 +81,14 @@ def complete(touched: set[int], parameters: Sequence[Tensor], state: BalanceStat
         state: The state after the solve.
         ranks: The processes that train together.
     """
-    here = [
-        p
-        for p, awaited, synced in zip(parameters, ranks.awaited, ranks.synced, strict=True)
+    here = {
+        i: p
+        for i, (p, awaited, synced) in enumerate(zip(parameters, ranks.awaited, ranks.synced, strict=True))
         if p.requires_grad and (awaited or (synced and not ranks.sharded and id(p) in touched))
-    ]
-    untouched = [p for p in here if p.grad is None]
-    accumulate_pass(here, [_zeros(p) for p in here], here, retain_graph=False)
+    }
+    leaves = list(here.values())
+    untouched = [p for p in leaves if p.grad is None]
+    accumulate_pass(leaves, [_zeros(p, ranks.sparse[i]) for i, p in here.items()], leaves, retain_graph=False)
     forget_zeros(untouched, parameters, state)
 
 
@@ -97,23 +100,19 @@ def forget_zeros(untouched: Sequence[Tensor], parameters: Sequence[Tensor], stat
             parameter.grad = None
 
 
-def _kept(
-    outputs: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    others: Sequence[Tensor],
-    state: BalanceState,
-    ranks: Ranks,
-) -> list[Tensor] | None:
+def _kept(graph: Graph, parameters: Sequence[Tensor], others: Sequence[Tensor], ranks: Ranks) -> list[Tensor] | None:
     """If the pass must be a whole one, the tensors whose ``.grad`` it must not change."""
     if ranks.sharded:
         # FSDP2's own leaves hold gradients until they are reduced; they are not ours to touch.
         return list(others)
-    if state.reentrant:
+    if graph.reentrant:
         own = {id(p) for p in parameters}
-        return [*others, *(leaf for leaf in walk(outputs).leaves if id(leaf) not in own)]
+        return [*others, *(leaf for leaf in graph.leaves if id(leaf) not in own)]
     return None
 
 
-def _zeros(parameter: Tensor) -> Tensor:
+def _zeros(parameter: Tensor, sparse: bool) -> Tensor:
     """A gradient of zeros that takes no memory."""
+    if sparse:
+        return torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device, layout=torch.sparse_coo)
     return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand_as(parameter)

@@ -114,12 +114,7 @@ class Window:
         measured, state = self._measurement, self.state
         assert measured is not None
         before = self._shared_of(state)
-        state = replace(
-            state,
-            reach=self._reach(state, measured.reached[:-1]),
-            reentrant=measured.reentrant,
-            compiled=measured.compiled,
-        )
+        state = replace(state, reach=self._reach(state, measured.reached[:-1]))
         shared = self._shared_of(state)
         if shared != before:
             # Norms measured over other parameters say nothing about these.

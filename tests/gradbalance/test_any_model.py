@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch.optim import LBFGS, SGD, AdamW, SparseAdam
+from torch.utils.checkpoint import checkpoint
 
 from gradbalance import MarbleOptimizer, NonFiniteError
 from gradbalance.state import KEY
@@ -194,6 +196,18 @@ def test_checkpointing_trains_as_without(name, refresh_every, micro):
             optimizer.step()
     torch.testing.assert_close(parameters_of(model), parameters_of(plain), rtol=1e-10, atol=1e-13)
     torch.testing.assert_close(optimizers[0].coefficients, optimizers[1].coefficients, rtol=1e-10, atol=1e-13)
+
+
+def test_checkpointing_that_is_switched_on_between_refreshes():
+    """Every graph is looked at, not only those of refreshes."""
+    layer = nn.Linear(4, 2).double()
+    plain = copy.deepcopy(layer)
+    optimizers = [MarbleOptimizer(SGD(m.parameters(), lr=0.1), refresh_every=3) for m in (layer, plain)]
+    for step, x in enumerate(batches(3)):
+        for module, optimizer in zip((layer, plain), optimizers, strict=True):
+            run = module if step == 0 or module is plain else partial(checkpoint, module, use_reentrant=True)
+            train(module, optimizer, [x.requires_grad_()], lambda x, run=run: list((run(x) - 1).square().mean(0)))
+        torch.testing.assert_close(flat_gradient(layer.parameters()), flat_gradient(plain.parameters()))
 
 
 @pytest.mark.parametrize("name", ["heads", "checkpointed", "checkpointed, reentrant"])

@@ -189,17 +189,17 @@ def sparse_embedding(rank, wrapped):
     torch.manual_seed(0)
     table = nn.EmbeddingBag(10, 3, mode="sum", sparse=True)
     model = DistributedDataParallel(table) if wrapped else table
-    optimizer = MarbleOptimizer(torch.optim.SparseAdam(list(model.parameters()), lr=0.1))
-    for step in range(2):
+    optimizer = MarbleOptimizer(torch.optim.SparseAdam(list(model.parameters()), lr=0.1), refresh_every=2)
+    for step in range(4):
         optimizer.zero_grad()
-        words = torch.tensor([[1 + rank, 4 + step, 7]])
+        words = torch.tensor([[1 + rank, 4 + step % 2, 7]])
         optimizer.backward(model(words).square().mean(0))
         assert table.weight.grad.is_sparse
         optimizer.step()
     return table.weight.detach()
 
 
-@pytest.mark.parametrize("wrapped", [False])
+@pytest.mark.parametrize("wrapped", [False, True])
 def test_sparse_gradients_stay_sparse(two_ranks, wrapped):
     first, second = two_ranks.run(sparse_embedding, wrapped=wrapped)
     assert torch.equal(first, second)
