@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradbalance.devices import together
 from gradbalance.gramian import gramian
 from gradbalance.ranks import copies, is_dtensor, local
 
@@ -92,7 +93,7 @@ class ObjectiveGradients:
             here = [p for p, wanted in enumerate(chosen) if wanted and counts[p] == count]
             part = gramian([[None if (g := row[p]) is None else local(g) for p in here] for row in self.rows[rows]])
             part = part / count if count > 1 else part
-            total = part if total is None else total + part.to(total.device)
+            total = part if total is None else torch.add(*together(total, part))
         return gramian([[] for _ in self.rows[rows]]) if total is None else total
 
     def write(self, weights: Sequence[float], shared: Sequence[bool]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.compiled import Saved
+from gradbalance.devices import sent
 from gradbalance.gradients import ObjectiveGradients
 from gradbalance.matching import Pass, matched_passes
 from gradbalance.objectives import Objectives, nothing_to_differentiate
@@ -120,8 +121,8 @@ class Measurement:
         count = self._count
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
         extra = torch.zeros(1) if regularizer is None else regularizer.reshape(1)
-        parts = [self._gramian(shared).reshape(-1), self._squares(shared), values.to(dtype) / self._ranks.size, extra]
-        packed = self._ranks.total(torch.cat([part.to(self._device, dtype) for part in parts]))
+        parts = [self._gramian(shared).reshape(-1), self._squares(shared), values / self._ranks.size, extra]
+        packed = self._ranks.total(torch.cat([sent(part, self._device, dtype) for part in parts]))
         host = packed.to("cpu", torch.float64)
         gramian, *others = torch.split(host, [count * count, count + 1, count, 1])
         return Numbers(gramian.view(count, count), *others)
@@ -169,10 +170,11 @@ class Measurement:
         plain = [p for p, balanced in enumerate(shared) if balanced and not averaged[p]]
         part = mean_gramian(self._gradients.rows[rows], self.reached[rows], plain, self._parameters, ranks)
         sharded = [balanced and done for balanced, done in zip(shared, averaged, strict=True)]
-        return part.to(self._device) + self._gradients.gramian(sharded, rows, ranks=ranks.size).to(self._device)
+        other = self._gradients.gramian(sharded, rows, ranks=ranks.size)
+        return sent(part, self._device) + sent(other, self._device)
 
     def _squares(self, shared: Sequence[bool]) -> Tensor:
         heads = [not balanced for balanced in shared]
         squares = [self._gradients.gramian(heads, slice(k, k + 1)) for k in range(self._count)]
         squares.append(self._gradients.gramian([True] * len(shared), slice(self._count, self._count + 1)))
-        return torch.cat([square.reshape(1).to(self._device) for square in squares])
+        return torch.cat([sent(square.reshape(1), self._device) for square in squares])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.affine import AffineLoss
+from gradbalance.devices import sent
 
 Losses: TypeAlias = "Sequence[Tensor | None] | Mapping[str, Tensor | None] | Tensor | AffineLoss"
 
@@ -40,7 +41,7 @@ class Objectives:
             self.presence = losses.present
             with torch.no_grad():
                 values = losses.losses()
-                self.values = torch.where(losses.present.to(values.device), values, 0.0)
+                self.values = torch.where(sent(losses.present, values.device), values, 0.0)
         else:
             self.connected = [loss is not None and loss.requires_grad for loss in losses]
             self.presence = torch.tensor([loss is not None for loss in losses])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from gradbalance.devices import together
 from gradbalance.gramian import gramian
 from gradbalance.ranks import Ranks
 
@@ -91,7 +92,7 @@ def mean_gramian(
             for row, known in zip(rows, reached, strict=True)
         ]
         product = gramian(parts)
-        total = total.to(product.device) + product
+        total = torch.add(*together(total, product))
     return total
 
 

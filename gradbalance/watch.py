@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from gradbalance.devices import sent
 from gradbalance.ranks import Ranks, local
 
 # How far apart the ranks' gradients may be, relatively, and still be the same: rounding, not another batch.
@@ -36,8 +37,8 @@ class Watch:
         # Largest absolute values: unlike sums and 2-norms they cannot overflow.
         sizes = torch._foreach_norm([g for g in grads if g.numel()] or [torch.zeros(1, device=device)], torch.inf)
         checksum = torch.stack([size.to(device, torch.float32) for size in sizes]).sum().reshape(1)
-        extra = torch.zeros(1) if regularizer is None else regularizer.reshape(1)
-        numbers = [values.to(device), extra.to(device), checksum]
+        extra = torch.zeros_like(checksum) if regularizer is None else regularizer.reshape(1)
+        numbers = [sent(values, device), sent(extra, device), checksum]
         flags = [(~number.isfinite()).to(torch.float32) for number in numbers]
         self._ranks = ranks
         self._mine = self._total = torch.cat([*flags, checksum])

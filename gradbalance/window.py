@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradbalance.balancers import Balancer
 from gradbalance.coefficients import solve
+from gradbalance.devices import together
 from gradbalance.matching import matched_passes
 from gradbalance.measurement import Measurement
 from gradbalance.objectives import Objectives
@@ -178,13 +179,13 @@ class Window:
     def _forget(self) -> None:
         """Start to add up the losses."""
         self._presence = torch.zeros(len(self.state.names), dtype=torch.bool)
-        self._values = torch.zeros(len(self.state.names))
+        self._values = torch.zeros(len(self.state.names), device=self._parameters[0].device)
         self._regularizer = None
 
     def _note(self, given: Objectives, regularizer: Tensor | None) -> None:
         """Add up the micro-batches' losses."""
-        self._presence = torch.logical_or(*_together(self._presence, given.presence))
-        self._values = torch.add(*_together(self._values, given.values))
+        self._presence = torch.logical_or(*together(self._presence, given.presence))
+        self._values = torch.add(*together(self._values, given.values))
         if regularizer is not None:
             value = regularizer.detach().reshape(())
             self._regularizer = value if self._regularizer is None else self._regularizer + value
@@ -204,10 +205,3 @@ class Window:
             max(old, 0) | new if parameter.requires_grad else old
             for parameter, old, new in zip(self._parameters, state.reach, masks, strict=True)
         ]
-
-
-def _together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Both on one device, and never copied to the host for it."""
-    if first.device.type == "cpu":
-        return first.to(second.device), second
-    return first, second.to(first.device)
