@@ -82,7 +82,7 @@ class AffineLoss:
     def blend(self, weights: Tensor | Sequence[float]) -> Tensor:
         """Σ_k weights_k · coefficients[k]: the one coefficient of each term, shape S, no graph."""
         dtype = torch.promote_types(self.terms.dtype, self.coefficients.dtype)
-        weights = sent(torch.as_tensor(weights), self.coefficients.device, dtype)
+        weights = sent(torch.as_tensor(weights, dtype=dtype), self.coefficients.device)
         if weights.shape != (len(self),):
             raise ValueError(f"AffineLoss: expected {len(self)} weights, got shape {tuple(weights.shape)}")
         with self._full_precision():
