@@ -350,7 +350,7 @@ class BalancedOptimizer(OptimizerWrapper):
         problem = None if saved is None else self._foreign(saved)
         if problem is not None:
             raise ValueError(f"load_state_dict: {problem}")
-        state = self._initial_state() if saved is None else BalanceState.from_dict(saved)
+        state = self._initial_state() if saved is None else BalanceState.from_dict(saved).check()
         try:
             self.balancer.load_state_dict(state.balancer)
         except ValueError as error:

@@ -63,22 +63,25 @@ class BalanceState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> BalanceState:
-        """The state from :meth:`to_dict`; keys a later version added are ignored, missing ones take their default.
+        """The state from :meth:`to_dict`; keys a later version added are ignored, missing ones take their default."""
+        return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
+
+    def check(self) -> BalanceState:
+        """The state itself, if it holds what it should: one that was loaded may hold anything.
 
         Raises:
             ValueError: If a value is not what the key stands for; the message names the key.
         """
-        state = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
-        default = cls()
-        for f in fields(cls):
-            value = getattr(state, f.name)
+        default = BalanceState()
+        for f in fields(self):
+            value = getattr(self, f.name)
             if type(value) is not type(getattr(default, f.name)):
                 raise ValueError(f"{f.name} of the balancing state is {value!r}, which is no {f.type}")
-        count = len(state.names)
+        count = len(self.names)
         for name in ("weights", "norms", "coefficients", "solved", "gramian"):
-            row = getattr(state, name)
+            row = getattr(self, name)
             numbers = [number for part in row for number in part] if name == "gramian" else row
             wanted = count * count if name == "gramian" else count
             if len(numbers) != wanted or not all(isinstance(number, float | int) for number in numbers):
                 raise ValueError(f"{name} of the balancing state is {row!r}, which is not {wanted} numbers")
-        return state
+        return self

@@ -34,9 +34,8 @@ class Watch:
         device = parameters[0].device
         grads = [local(p.grad) for p in parameters if p.grad is not None]
         grads = [grad._values() if grad.is_sparse else grad for grad in grads]
-        # Largest absolute values: unlike sums and 2-norms they cannot overflow.
-        sizes = torch._foreach_norm([g for g in grads if g.numel()] or [torch.zeros(1, device=device)], torch.inf)
-        checksum = torch.stack([size.to(device, torch.float32) for size in sizes]).sum().reshape(1)
+        sizes = _norms([grad for grad in grads if grad.numel()]) or [torch.zeros((), device=device)]
+        checksum = torch.stack([sent(size, device, torch.float32) for size in sizes]).sum().reshape(1)
         extra = torch.zeros_like(checksum) if regularizer is None else regularizer.reshape(1)
         numbers = [sent(values, device), sent(extra, device), checksum]
         flags = [(~number.isfinite()).to(torch.float32) for number in numbers]
@@ -65,3 +64,11 @@ class Watch:
                 "find_unused_parameters=True, the loss of a head that was computed was left out (pass 0 * loss)"
             )
         return [bool(flag) for flag in flags], bool(gradient)
+
+
+def _norms(grads: Sequence[Tensor]) -> list[Tensor]:
+    """The 2-norm of each gradient, in float32 at least: the fastest look at every number that torch has."""
+    narrow = [grad for grad in grads if grad.dtype in (torch.float16, torch.bfloat16)]
+    others = [grad for grad in grads if grad.dtype not in (torch.float16, torch.bfloat16)]
+    norms = list(torch._foreach_norm(narrow, dtype=torch.float32)) if narrow else []
+    return norms + (list(torch._foreach_norm(others)) if others else [])
