@@ -161,8 +161,9 @@ def _check_names(expected: Sequence[str] | None, given: Sequence[str] | None, co
 
 
 def nothing_to_differentiate(names: Sequence[str]) -> RuntimeError:
-    """What to raise where losses were given and none has a graph."""
+    """What to raise where losses were given and none of them has a gradient to give."""
     return RuntimeError(
-        f"backward: no loss of {list(names)} requires grad, so there is nothing to differentiate; was the forward run "
-        "under torch.no_grad(), or were the losses detached?"
+        f"backward: no loss of {list(names)} requires grad and reaches a parameter of this optimizer, so there is "
+        "nothing to differentiate; was the forward run under torch.no_grad(), were the losses detached, or are they "
+        "another model's?"
     )

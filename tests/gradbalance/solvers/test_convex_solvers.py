@@ -20,7 +20,8 @@ CONIC = pytest.mark.parametrize("solver", ["cvxpy", "cvxpylayers"])
 def test_same_weights_where_they_are_unique(solver, gradients, share):
     m = gramian(unit(gradients))
     floor = share / len(m)
-    np.testing.assert_allclose(min_norm(m, floor=floor, solver=solver), min_norm(m, floor=floor), atol=1e-6)
+    # A general solver stops when the objective is good to ~1e-9; the weights are good to the root of that.
+    np.testing.assert_allclose(min_norm(m, floor=floor, solver=solver), min_norm(m, floor=floor), atol=1e-4)
 
 
 @CONIC
