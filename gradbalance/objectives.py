@@ -56,6 +56,11 @@ class Objectives:
         return cast("list[bool]", self.presence.tolist())
 
     @property
+    def mask(self) -> int:
+        """``connected`` as a bit mask."""
+        return sum(1 << k for k, here in enumerate(self.connected) if here)
+
+    @property
     def outputs(self) -> list[Tensor]:
         """Where the graph of the objectives starts."""
         return self.products([1.0] * len(self.names))[0]

@@ -46,7 +46,7 @@ class Ranks:
         self.sparse = [False] * len(parameters)
         self.group = group
         self.size = 1
-        if self.world is None or dist.get_world_size() == 1:
+        if self.world is None:
             return
         for wrapper in _wrappers(parameters):
             wrapped = {id(p) for p in wrapper._module_parameters if p.requires_grad}

@@ -25,7 +25,7 @@ def weighted_passes(
     parameters: Sequence[Tensor],
     shared: Sequence[bool],
     ranks: Ranks,
-) -> None:
+) -> list[int]:
     """Add Σ_k λ_k ∇L_k (shared parameters) and Σ_k ∇L_k (heads), each plus ∇regularizer, to ``.grad``.
 
     Args:
@@ -35,19 +35,21 @@ def weighted_passes(
         parameters: All parameters.
         shared: For each, whether it is balanced.
         ranks: The processes that train together.
+
+    Returns:
+        The parameters that had no ``.grad`` and got zeros for DDP's sake only; see :func:`take_back`.
     """
     graph = walk(given.outputs if regularizer is None else [*given.outputs, regularizer])
     ranks.refuse(graph)
-    connected = sum(1 << k for k, here in enumerate(given.connected) if here)
     zeros = {
         id(p): _zeros(p, sparse)
         for p, awaited, sparse, reach in zip(parameters, ranks.awaited, ranks.sparse, state.reach, strict=True)
-        if awaited and p.requires_grad and not reach & connected
+        if awaited and p.requires_grad and not reach & given.mask
     }
-    untouched = [p for p in parameters if id(p) in zeros and p.grad is None]
-    if untouched and regularizer is not None:
+    lent = [i for i, p in enumerate(parameters) if id(p) in zeros and p.grad is None]
+    if lent and regularizer is not None:
         regularized = {id(leaf) for leaf in walk([regularizer]).leaves}
-        untouched = [p for p in untouched if id(p) not in regularized]
+        lent = [i for i in lent if id(parameters[i]) not in regularized]
     trunk = [p for p, balanced in zip(parameters, shared, strict=True) if balanced and p.requires_grad]
     heads = [p for p, balanced in zip(parameters, shared, strict=True) if not balanced and p.requires_grad]
     for chosen, others, weights in (
@@ -69,17 +71,19 @@ def weighted_passes(
             whole_but=_kept(graph, parameters, others, ranks),
             saved=Saved(graph.compiled) if again and graph.compiled else None,
         )
-    forget_zeros(untouched, parameters, state)
+    return lent
 
 
-def complete(touched: set[int], parameters: Sequence[Tensor], state: BalanceState, ranks: Ranks) -> None:
+def complete(touched: set[int], parameters: Sequence[Tensor], ranks: Ranks) -> list[int]:
     """Let DDP average what measuring passes, which it does not see, have led to: a pass of zeros calls its hooks.
 
     Args:
         touched: The ``id`` of each parameter that this rank's last micro-batch reached.
         parameters: All parameters, with their ``.grad``.
-        state: The state after the solve.
         ranks: The processes that train together.
+
+    Returns:
+        The parameters that got zeros only; see :func:`take_back`.
     """
     here = {
         i: p
@@ -87,17 +91,23 @@ def complete(touched: set[int], parameters: Sequence[Tensor], state: BalanceStat
         if p.requires_grad and (awaited or (synced and not ranks.sharded and id(p) in touched))
     }
     leaves = list(here.values())
-    untouched = [p for p in leaves if p.grad is None]
+    lent = [i for i, p in here.items() if p.grad is None]
     accumulate_pass(leaves, [_zeros(p, ranks.sparse[i]) for i, p in here.items()], leaves, retain_graph=False)
-    forget_zeros(untouched, parameters, state)
+    return lent
 
 
-def forget_zeros(untouched: Sequence[Tensor], parameters: Sequence[Tensor], state: BalanceState) -> None:
-    """Take the zeros back from parameters that no objective on any rank reaches: unused ones stay None."""
-    reach = dict(zip(map(id, parameters), state.reach, strict=True))
-    for parameter in untouched:
-        if reach[id(parameter)] <= 0:
-            parameter.grad = None
+def take_back(lent: Sequence[int], parameters: Sequence[Tensor], reach: Sequence[int], mask: int) -> None:
+    """Set ``.grad`` of what got zeros only to None again, so that weight decay and momentum do not move it.
+
+    Args:
+        lent: The parameters that got zeros.
+        parameters: All parameters.
+        reach: For each, a bit mask of the objectives that reach it.
+        mask: The objectives that are present on some rank.
+    """
+    for i in lent:
+        if not max(reach[i], 0) & mask:
+            parameters[i].grad = None
 
 
 def _kept(graph: Graph, parameters: Sequence[Tensor], others: Sequence[Tensor], ranks: Ranks) -> list[Tensor] | None:

@@ -24,7 +24,7 @@ from gradbalance.reduction import average_grads
 from gradbalance.report import BalanceReport
 from gradbalance.state import BalanceState
 from gradbalance.watch import Watch
-from gradbalance.weighted import complete, weighted_passes
+from gradbalance.weighted import complete, take_back, weighted_passes
 
 
 class NonFiniteError(FloatingPointError):
@@ -75,6 +75,8 @@ class Window:
         self._values: Tensor
         self._regularizer: Tensor | None
         self._forget()
+        self._mask = 0
+        self._lent: list[int] = []
         self._watch: Watch | None = None
 
     def add(self, given: Objectives, regularizer: Tensor | None, *, last: bool, limit: int | None) -> bool:
@@ -96,7 +98,7 @@ class Window:
             if self._ranks.sharded:
                 matched_passes(given, self._ranks, self._parameters[0].device)
             shared = self._shared_of(self.state)
-            weighted_passes(given, regularizer, self.state, self._parameters, shared, self._ranks)
+            self._lent += weighted_passes(given, regularizer, self.state, self._parameters, shared, self._ranks)
             if last:
                 self._finish()
             return False
@@ -142,7 +144,7 @@ class Window:
         assert measured is not None
         measured.write(self.state.coefficients, self._shared_of(self.state))
         if not self.open and self._ranks.size > 1:
-            complete(measured.touched, self._parameters, self.state, self._ranks)
+            self._lent += complete(measured.touched, self._parameters, self._ranks)
             self._finish()
 
     def check(self) -> list[str]:
@@ -155,7 +157,8 @@ class Window:
             return self.nonfinite
         watch, self._watch = self._watch, None
         names = [*self.state.names, "regularizer"]
-        losses, gradient = watch.read()
+        losses, gradient, mask = watch.read()
+        take_back(self._lent, self._parameters, self.state.reach, mask)
         self.nonfinite += [name for name, bad in zip(names, losses, strict=True) if bad]
         if gradient and not self.nonfinite:
             # One backward gave one gradient: any of them may be the culprit.
@@ -186,6 +189,7 @@ class Window:
         """Add up the micro-batches' losses."""
         self._presence = torch.logical_or(*together(self._presence, given.presence))
         self._values = torch.add(*together(self._values, given.values))
+        self._mask |= given.mask
         if regularizer is not None:
             value = regularizer.detach().reshape(())
             self._regularizer = value if self._regularizer is None else self._regularizer + value
@@ -196,7 +200,7 @@ class Window:
             pairs = enumerate(zip(self._parameters, self._ranks.synced, strict=True))
             unsynced = [i for i, (p, synced) in pairs if p.requires_grad and not synced]
             average_grads(unsynced, self._parameters, self._ranks)
-        self._watch = Watch(self._values, self._regularizer, self._parameters, self._ranks)
+        self._watch = Watch(self._values, self._mask, self._regularizer, self._parameters, self._ranks)
 
     def _reach(self, state: BalanceState, reached: Sequence[Sequence[int]]) -> list[int]:
         """The objectives that reach each parameter, as far as known; of frozen parameters nothing is learned."""

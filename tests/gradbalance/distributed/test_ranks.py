@@ -144,6 +144,32 @@ def test_unused_parameters_and_heads_that_one_rank_skips(two_ranks, find_unused,
     torch.testing.assert_close(first, partly(None, wrapped=False, refresh_every=refresh_every), rtol=1e-5, atol=1e-12)
 
 
+def on_its_own(rank):
+    """DDP over one rank still waits for every gradient."""
+    model = Partly()
+    alone = [dist.new_group([r]) for r in range(2)][rank]
+    module = DistributedDataParallel(model, process_group=alone)
+    optimizer = MarbleOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05), refresh_every=2)
+    for step in range(4):
+        optimizer.zero_grad()
+        optimizer.backward(module(batch(step, 5), with_b=step % 2 == 0))
+        optimizer.step()
+        assert model.never.weight.grad is None
+    return [p.detach() for p in model.parameters()]
+
+
+def test_a_group_of_one(two_ranks):
+    first, second = two_ranks.run(on_its_own)
+    model = Partly()
+    optimizer = MarbleOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05), refresh_every=2)
+    for step in range(4):
+        optimizer.zero_grad()
+        optimizer.backward(model(batch(step, 5), with_b=step % 2 == 0))
+        optimizer.step()
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, [p.detach() for p in model.parameters()], rtol=1e-12, atol=0)
+
+
 def resumed(rank, stop_at, route):
     """FSDP2 training, saved and loaded into a new model and optimizer in the middle."""
 
