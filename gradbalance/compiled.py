@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradbalance.dtensor import local
+
 
 class Saved:
     """What the compiled parts of a graph saved for their backward, and copies of it.
@@ -26,7 +28,7 @@ class Saved:
         self._nodes = nodes
         saved = [t for n in nodes for t in (*n.saved_tensors, *getattr(n, "_tensors_no_vc_check", ()))]
         # Parameters are never overwritten.
-        saved = [t for t in saved if isinstance(t, Tensor) and not (t.is_leaf and t.requires_grad)]
+        saved = [local(t) for t in saved if isinstance(t, Tensor) and not (t.is_leaf and t.requires_grad)]
         self._pairs = [(tensor, tensor.detach().clone()) for tensor in saved]
         self._memory = {tensor.untyped_storage().data_ptr() for tensor in saved}
 
@@ -49,5 +51,6 @@ class Saved:
 
     def apart(self, gradient: Tensor) -> Tensor:
         """The gradient, copied if it lies in memory that is about to be put back."""
-        inside = gradient.layout == torch.strided and gradient.untyped_storage().data_ptr() in self._memory
+        part = local(gradient)
+        inside = part.layout == torch.strided and part.untyped_storage().data_ptr() in self._memory
         return gradient.clone() if inside else gradient

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradbalance.devices import together
+from gradbalance.dtensor import copies, is_dtensor, local, placed
 from gradbalance.gramian import gramian
-from gradbalance.ranks import copies, is_dtensor, local
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -44,7 +43,7 @@ class ObjectiveGradients:
             gradient, gradients[i] = gradients[i], None
             if gradient is None:
                 continue
-            gradient = _placed(gradient, self.parameters[p])
+            gradient = placed(gradient, self.parameters[p])
             held = row[p]
             if held is None:
                 row[p] = gradient
@@ -127,14 +126,6 @@ class ObjectiveGradients:
                 add_to_grad(parameter, total)
 
 
-def _placed(gradient: Any, parameter: Any) -> Tensor:
-    """The gradient of a DTensor laid out as its parameter is: tensor parallelism may leave a sum to be done."""
-    if is_dtensor(gradient) and gradient.placements != parameter.placements:
-        gradient = gradient.redistribute(placements=parameter.placements)
-    placed: Tensor = gradient
-    return placed
-
-
 def wide(gradient: Tensor) -> Tensor:
     """A gradient of bf16 or fp16 as float32, any other as it is."""
     return gradient.float() if gradient.dtype in _LOW_PRECISION else gradient
@@ -143,11 +134,13 @@ def wide(gradient: Tensor) -> Tensor:
 def add_to_grad(parameter: Tensor, gradient: Tensor) -> None:
     """``parameter.grad += gradient``, which may be more precise than the parameter, sparse, or both."""
     held = parameter.grad
+    # torch lets a parameter name another dtype for its gradient.
+    dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
     if held is None:
-        parameter.grad = gradient.to(parameter.dtype)
+        parameter.grad = gradient.to(dtype)
     elif held.is_sparse or gradient.is_sparse:
         dense, other = (gradient, held) if held.is_sparse else (held, gradient)
-        parameter.grad = (dense + other).to(parameter.dtype)
+        parameter.grad = (dense + other).to(dtype)
     else:
         held.copy_(held + gradient)
 
@@ -162,9 +155,12 @@ def _add_scaled(pairs: Sequence[tuple[Tensor, Tensor]], weight: float) -> None:
             fresh.append((parameter, gradient))
         else:
             held.append((parameter.grad, gradient))
-    if held:
-        torch._foreach_add_([grad for grad, _ in held], [gradient for _, gradient in held], alpha=weight)
-    if fresh:
-        scaled = torch._foreach_mul([gradient for _, gradient in fresh], weight)
-        for (parameter, _), gradient in zip(fresh, scaled, strict=True):
-            parameter.grad = gradient
+    for distributed in (False, True):  # the kernels take one kind at a time
+        some = [pair for pair in held if is_dtensor(pair[1]) is distributed]
+        if some:
+            torch._foreach_add_([grad for grad, _ in some], [gradient for _, gradient in some], alpha=weight)
+        some = [pair for pair in fresh if is_dtensor(pair[1]) is distributed]
+        if some:
+            scaled = torch._foreach_mul([gradient for _, gradient in some], weight)
+            for (parameter, _), gradient in zip(some, scaled, strict=True):
+                parameter.grad = gradient

@@ -59,3 +59,12 @@ def matched_passes(given: Objectives, ranks: Ranks, device: torch.device) -> lis
             outputs, cotangents = given.single(stand_in[k])
             passes.append(Pass(k, outputs, [torch.zeros_like(c) for c in cotangents]))
     return passes
+
+
+def sync_is_off(what: str) -> RuntimeError:
+    """What to raise where a pass gave the sharded parameters nothing."""
+    return RuntimeError(
+        f"backward: {what} gave no parameter a gradient. Leave gradient sync on while gradients are accumulated "
+        "(set_requires_gradient_sync(True); accelerate: sync_each_batch=True): FSDP2 would add up what belongs to "
+        "different passes before it can be told apart"
+    )

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from gradbalance.compiled import Saved
 from gradbalance.devices import sent
+from gradbalance.dtensor import is_dtensor
 from gradbalance.gradients import ObjectiveGradients
-from gradbalance.matching import Pass, matched_passes
+from gradbalance.matching import Pass, matched_passes, sync_is_off
 from gradbalance.objectives import Objectives, nothing_to_differentiate
 from gradbalance.passes import reverse_pass, walk
-from gradbalance.ranks import Ranks, is_dtensor
+from gradbalance.ranks import Ranks
 from gradbalance.reduction import mean_gramian
 
 
@@ -41,22 +42,24 @@ class Measurement:
     Args:
         names: The K objective names.
         parameters: All parameters.
-        reach: What is known of which objectives reach them; see :class:`~gradbalance.state.BalanceState`.
         ranks: The processes that train together.
 
     Attributes:
         touched: The ``id`` of each parameter that the last micro-batch reached.
+        zeros: For each parameter a bit mask of the objectives that were taken not to reach it, because a compiled graph
+            gave zeros.
         present: Once ready, whether each objective is present on some rank.
         reached: Once ready, ``reached[k][p]``: whether and how objective k reaches parameter p on some rank, the
             regularizer last; see :meth:`ObjectiveGradients.reached`.
     """
 
-    def __init__(self, names: Sequence[str], parameters: Sequence[Tensor], reach: Sequence[int], ranks: Ranks) -> None:
+    def __init__(self, names: Sequence[str], parameters: Sequence[Tensor], ranks: Ranks) -> None:
         self.touched: set[int] = set()
+        self.zeros = [0] * len(parameters)
         self.present: list[bool] = []
         self.reached: list[list[int]] = []
         self._names, self._count = names, len(names)
-        self._parameters, self._reach, self._ranks = parameters, reach, ranks
+        self._parameters, self._ranks = parameters, ranks
         self._device = parameters[0].device
         # One row an objective, and one for the regularizer.
         self._gradients = ObjectiveGradients(len(names) + 1, parameters)
@@ -66,23 +69,22 @@ class Measurement:
         """Measure one micro-batch. Its graph serves all passes and is freed by the last."""
         extra = [regularizer] if regularizer is not None and regularizer.requires_grad else []
         graph = walk([*given.outputs, *extra])
-        self._blurred |= bool(graph.compiled) or given.joint
+        self._blurred |= bool(graph.compiled)
         self._ranks.refuse(graph)
         passes = [Pass(self._count, [loss], [torch.ones_like(loss)]) for loss in extra]
         passes += self._passes(given)
         saved = Saved(graph.compiled) if graph.compiled and len(passes) > 1 else None
         trainable = [p for p in self._parameters if p.requires_grad]
+        leaves = None if graph.reentrant or graph.compiled or self._ranks.sharded else given.leaves()
         whole = self._ranks.sharded or graph.reentrant
         self.touched = set()
         for i, (row, outputs, cotangents) in enumerate(passes):
             more = i + 1 < len(passes)
             found = reverse_pass(outputs, cotangents, trainable, retain_graph=more, whole=whole, saved=saved)
             if self._ranks.sharded and all(gradient is None for gradient in found):
-                raise RuntimeError(
-                    f"backward: {[*given.names, 'regularizer'][row]!r} gave no parameter a gradient. Leave gradient "
-                    "sync on while gradients are accumulated (set_requires_gradient_sync(True); accelerate: "
-                    "sync_each_batch=True): FSDP2 would add the objectives' gradients up before they are told apart"
-                )
+                raise sync_is_off(repr([*given.names, "regularizer"][row]))
+            if leaves is not None and row < self._count:
+                found = [g if id(p) in leaves[row] else None for p, g in zip(trainable, found, strict=True)]
             self.touched |= {id(p) for p, gradient in zip(trainable, found, strict=True) if gradient is not None}
             self._gradients.add(row, found)
 
@@ -140,24 +142,24 @@ class Measurement:
     def _reached(self) -> list[list[int]]:
         """What this rank's gradients reach.
 
-        A compiled graph, and losses that share a last tensor, give zeros instead of None where an objective does not
-        reach. There all zeros is taken for not reached, unless every objective's gradient is (a layer that starts at
-        zero). It takes one more copy from the device, and is done only if it may tell something new.
+        A compiled graph gives zeros instead of None where an objective does not reach. So there all zeros is taken for
+        not reached, unless every objective's gradient is zeros, or all that this objective has. It takes one more copy
+        from the device. Zeros may be an accident of this step (a layer that starts at zero), so the state has them
+        looked at once more.
         """
         reached = self._gradients.reached()
-        news = (
-            hit and not max(self._reach[p], 0) >> k & 1
-            for k, row in enumerate(reached[: self._count])
-            for p, hit in enumerate(row)
-        )
-        if not self._blurred or (self._ranks.size == 1 and not any(news)):
+        if not self._blurred:
             return reached
-        width = len(self._parameters)
+        width, rows = len(self._parameters), range(self._count)
         nonzero = [flag for row in self._gradients.nonzero(slice(self._count)) for flag in row]
         agreed = self._ranks.agree(nonzero, self._device)
-        rows = [agreed[k * width : (k + 1) * width] for k in range(self._count)]
-        somewhere = [any(column) for column in zip(*rows, strict=True)]
-        keep = [[flag or not some for flag, some in zip(row, somewhere, strict=True)] for row in rows]
+        flags = [agreed[k * width : (k + 1) * width] for k in rows]
+        somewhere = [any(column) for column in zip(*flags, strict=True)]
+        keep = [
+            [bool(flag or not some or not any(row)) for flag, some in zip(row, somewhere, strict=True)] for row in flags
+        ]
+        dropped = [sum(1 << k for k in rows if reached[k][p] and not keep[k][p]) for p in range(width)]
+        self.zeros = [old | new for old, new in zip(self.zeros, dropped, strict=True)]
         self._gradients.drop([*keep, [True] * width])
         return self._gradients.reached()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradbalance.affine import AffineLoss
 from gradbalance.devices import sent
+from gradbalance.passes import stacked
 
 Losses: TypeAlias = "Sequence[Tensor | None] | Mapping[str, Tensor | None] | Tensor | AffineLoss"
 
@@ -28,13 +29,14 @@ class Objectives:
         connected: For each objective, whether there is a loss with a graph; a constant loss has none.
         presence: For each objective, whether it is present: a loss was given, or an ``AffineLoss`` has a coefficient
             that is not 0. Shape (K,), bool, on the losses' device.
-        joint: Whether the losses are parts of one tensor, whose graph does not say which of them reaches what.
         values: The K loss values, detached, on the losses' device; 0 where absent.
     """
 
-    def __init__(self, names: list[str], losses: Sequence[Tensor | None] | AffineLoss, *, joint: bool = False) -> None:
+    def __init__(
+        self, names: list[str], losses: Sequence[Tensor | None] | AffineLoss, *, whole: Tensor | None = None
+    ) -> None:
         self.names = names
-        self.joint = joint or isinstance(losses, AffineLoss)
+        self._whole = whole
         self._losses = losses
         if isinstance(losses, AffineLoss):
             self.connected = [losses.terms.requires_grad] * len(losses)
@@ -54,6 +56,13 @@ class Objectives:
     def present(self) -> list[bool]:
         """``presence`` as Python values: with an ``AffineLoss`` on an accelerator, reading it waits for the device."""
         return cast("list[bool]", self.presence.tolist())
+
+    def leaves(self) -> list[set[int]] | None:
+        """For each objective the ``id`` of the leaves it reaches, if the losses are one tensor, stacked from scalars.
+
+        Autograd cannot tell then; where it can, and where nobody can, the result is None.
+        """
+        return None if self._whole is None else stacked(self._whole)
 
     @property
     def mask(self) -> int:
@@ -122,9 +131,12 @@ def read(losses: Losses, names: Sequence[str] | None, *, source: str = "backward
             )
         if losses.is_complex():
             raise TypeError(f"{source}: the losses are complex ({losses.dtype}); they must be real numbers")
-        return Objectives(_check_names(names, None, len(losses), source), losses.unbind(), joint=True)
+        return Objectives(_check_names(names, None, len(losses), source), losses.unbind(), whole=losses)
     if isinstance(losses, Mapping):
+        given = len(losses)
         losses = {str(name): loss for name, loss in losses.items()}
+        if len(losses) != given:
+            raise ValueError(f"{source}: two names of the losses are the same as text: {list(losses)}")
         order = list(names) if names is not None else list(losses)
         unknown = [name for name in losses if name not in order]
         if unknown:

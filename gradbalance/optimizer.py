@@ -6,6 +6,7 @@ happens (a GradScaler overflow, an error, ``nonfinite="skip"``) leaves no trace.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from gradbalance import balancers, objectives
 from gradbalance.balancers import Balancer, Marble
+from gradbalance.dtensor import whole
 from gradbalance.objectives import Losses, Objectives
 from gradbalance.ranks import Ranks
 from gradbalance.report import BalanceReport
@@ -163,6 +165,7 @@ class BalancedOptimizer(OptimizerWrapper):
             not isinstance(regularizer, Tensor) or regularizer.numel() != 1 or regularizer.is_complex()
         ):
             raise ValueError(f"backward: regularizer must be a real scalar tensor, got {regularizer!r:.100}")
+        regularizer = None if regularizer is None else whole(regularizer)  # a weight penalty under FSDP2 comes in parts
         ranks = self._find_ranks()
         if ranks.size == 1 and not any(given.connected) and any(given.present):
             raise objectives.nothing_to_differentiate(given.names)
@@ -174,6 +177,7 @@ class BalancedOptimizer(OptimizerWrapper):
             return self._held.report()
         if window is None:
             window = self._open(given, accumulate, ranks)
+        window.refuse_new(self._parameters())
         self._window = None  # an error below ends the step
         if window.add(given, regularizer, last=not accumulate, limit=self.refresh_micro_batches):
             window.solve(self.balancer, self.ema_decay)
@@ -284,8 +288,8 @@ class BalancedOptimizer(OptimizerWrapper):
             new_objective = ranks.agree([wanted], parameters[0].device) == [1]
         state = replace(state, reach=state.reach + [-1] * (len(parameters) - len(state.reach)))
         new_parameter = any(p.requires_grad and mask < 0 for p, mask in zip(parameters, state.reach, strict=True))
-        refresh = state.step % self.refresh_every == 0 or new_objective or new_parameter
-        return Window(state, parameters, self._shared, ranks, refresh=refresh)
+        due = state.step % self.refresh_every == 0 or new_objective or new_parameter
+        return Window(state, parameters, self._shared, ranks, refresh=due or state.doubtful, look=not due)
 
     def _is_finite(self, window: Window) -> bool:
         """Whether the step may be made. Amortised steps are looked at here, by one copy of a few numbers."""
@@ -375,7 +379,16 @@ class BalancedOptimizer(OptimizerWrapper):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_window": None, "_held": None, "_ranks": None}
+        # A process group is no process's but this one's: set it again after unpickling elsewhere.
+        gone = ("_window", "_held", "_ranks", "process_group")
+        return {**super().__getstate__(), **dict.fromkeys(gone)}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BalancedOptimizer:
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin.process_group = self.process_group
+        return twin
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.inner).__name__}, {self.balancer!r})"

@@ -9,8 +9,10 @@ Gradients that autograd returned may be views or shared between parameters, so n
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from gradbalance.compiled import Saved
 
 _LEAF = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _WRITTEN_IN_PYTHON = torch.autograd.function.BackwardCFunction
+_ELEMENTWISE = ("DivBackward0", "MulBackward0", "AddBackward0", "SubBackward0", "NegBackward0", "ToCopyBackward0")
 
 
 class Graph(NamedTuple):
@@ -27,7 +30,8 @@ class Graph(NamedTuple):
 
     Attributes:
         leaves: The tensors that would get a ``.grad``, as far as known.
-        reentrant: Whether a part of it is checkpointed with ``use_reentrant=True``, which hides its leaves.
+        reentrant: Whether a part of it runs a backward of its own, as checkpoints with ``use_reentrant=True`` do, which
+            hides its leaves.
         compiled: The nodes that stand for compiled parts: they return zeros where an eager graph returns None.
     """
 
@@ -38,8 +42,13 @@ class Graph(NamedTuple):
 
 def walk(outputs: Sequence[Tensor]) -> Graph:
     """Walk through the graph of ``outputs``, in Python: about half a microsecond a node."""
-    leaves = {id(output): output for output in outputs if output.grad_fn is None and output.requires_grad}
-    nodes: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    graph = _walk_from([output.grad_fn for output in outputs if output.grad_fn is not None])
+    leaves = [output for output in outputs if output.grad_fn is None and output.requires_grad]
+    return graph._replace(leaves=list({id(leaf): leaf for leaf in [*leaves, *graph.leaves]}.values()))
+
+
+def _walk_from(nodes: list[Any]) -> Graph:
+    leaves: dict[int, Tensor] = {}
     seen = set(nodes)
     reentrant, compiled = False, []
     while nodes:
@@ -50,7 +59,7 @@ def walk(outputs: Sequence[Tensor]) -> Graph:
         if isinstance(node, _WRITTEN_IN_PYTHON):
             if type(node).__name__ == "CompiledFunctionBackward":
                 compiled.append(node)
-            elif type(node).__name__ == "CheckpointFunctionBackward":
+            elif _runs_a_backward(type(node)):  # type: ignore[arg-type]
                 reentrant = True
                 leaves.update((id(p), p) for p in _hidden(node))
         for child, _ in node.next_functions:
@@ -58,6 +67,29 @@ def walk(outputs: Sequence[Tensor]) -> Graph:
                 seen.add(child)
                 nodes.append(child)
     return Graph(list(leaves.values()), reentrant, compiled)
+
+
+def stacked(losses: Tensor) -> list[set[int]] | None:
+    """The ``id`` of the leaves that each entry of a 1-D tensor comes from, if it was stacked from scalars; else None.
+
+    Autograd itself cannot tell: it gives zeros to what an entry alone does not reach.
+    """
+    node: Any = losses.grad_fn
+    while node is not None and type(node).__name__ in _ELEMENTWISE:
+        inputs = [child for child, _ in node.next_functions if child is not None]
+        node = inputs[0] if len(inputs) == 1 else None
+    if type(node).__name__ not in ("StackBackward0", "CatBackward0") or len(node.next_functions) != len(losses):
+        return None
+    parts = [[child] if child is not None else [] for child, _ in node.next_functions]
+    return [{id(leaf) for leaf in _walk_from(part).leaves} for part in parts]
+
+
+@cache
+def _runs_a_backward(kind: type) -> bool:
+    """Whether a function's backward is seen to call ``backward``; one that hides it is found by what it leaves."""
+    backward: Any = getattr(getattr(kind, "_forward_cls", None), "backward", None)
+    code = getattr(inspect.unwrap(backward), "__code__", None) if callable(backward) else None
+    return "backward" in getattr(code, "co_names", ())
 
 
 def _hidden(checkpoint: Any) -> list[Tensor]:
@@ -93,7 +125,11 @@ def reverse_pass(
             found = reverse_pass(outputs, cotangents, parameters, retain_graph=True, whole=whole)
             return [None if gradient is None else saved.apart(gradient) for gradient in found]
     if not whole:
-        return list(torch.autograd.grad(outputs, parameters, cotangents, retain_graph=retain_graph, allow_unused=True))
+        with _grads_kept(parameters):
+            asked = torch.autograd.grad(outputs, parameters, cotangents, retain_graph=retain_graph, allow_unused=True)
+            # A function that runs a backward of its own adds to .grad.
+            inside = [parameter.grad for parameter in parameters]
+        return [a if b is None else b if a is None else a + b for a, b in zip(asked, inside, strict=True)]
     with _grads_kept([*parameters, *walk(outputs).leaves]):
         torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph)
         return [parameter.grad for parameter in parameters]

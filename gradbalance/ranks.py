@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from gradbalance.dtensor import is_dtensor
 from gradbalance.passes import Graph
 
 
@@ -33,20 +35,23 @@ class Ranks:
         synced: For each parameter, whether some wrapper averages its gradient in a plain backward.
         awaited: For each parameter, whether DDP waits for its gradient in each backward.
         sparse: For each parameter, whether DDP expects sparse gradients.
+        unused_allowed: Whether a DDP wrapper has ``find_unused_parameters=True``.
 
     Raises:
         RuntimeError: If a wrapper is one that balancing cannot work with; the message says what to use instead.
     """
 
     def __init__(self, parameters: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-        self.world = _world()
+        self._found_for = _circumstances(parameters)
+        self._wrappers: list[weakref.ref[torch.nn.Module]] = []
         self.sharded = any(is_dtensor(p) for p in parameters)
         self.synced = [is_dtensor(p) for p in parameters]
         self.awaited = [False] * len(parameters)
         self.sparse = [False] * len(parameters)
+        self.unused_allowed = False
         self.group = group
         self.size = 1
-        if self.world is None:
+        if _world() is None:
             return
         for wrapper in _wrappers(parameters):
             wrapped = {id(p) for p in wrapper._module_parameters if p.requires_grad}
@@ -62,6 +67,8 @@ class Ranks:
                     "optimizer. Only the optimizer's parameters get a gradient, so DDP would wait for the others for "
                     "ever: add them to the optimizer, or set requires_grad=False before the model is wrapped"
                 )
+            self._wrappers.append(weakref.ref(wrapper))
+            self.unused_allowed |= bool(wrapper.find_unused_parameters)
             self.group = self.group or wrapper.process_group
             tables = {id(m.weight) for m in wrapper.modules() if getattr(m, "sparse", False) and hasattr(m, "weight")}
             for i, p in enumerate(parameters):
@@ -90,35 +97,26 @@ class Ranks:
         """Raise if the wrappers cannot work with the graph."""
         if graph.reentrant and any(self.synced) and not self.sharded:
             raise RuntimeError(
-                "backward: activation checkpointing with use_reentrant=True does not work under "
-                "DistributedDataParallel, which would average the first objective's gradient only; use_reentrant=False"
+                "backward: activation checkpointing with use_reentrant=True, or another function that runs a backward "
+                "of its own, does not work under DistributedDataParallel, which would average the first objective's "
+                "gradient only; checkpoint with use_reentrant=False"
+            )
+
+    def refuse_nothing(self, mask: int) -> None:
+        """Raise if this rank, which has the objectives of the mask, ends a step with none where DDP needs one."""
+        if self.unused_allowed and not mask and self.size > 1:
+            raise RuntimeError(
+                "backward: this rank has no loss in the step's last micro-batch, and DistributedDataParallel with "
+                "find_unused_parameters=True cannot know what to wait for; pass 0 * loss"
             )
 
     def still_valid(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether what was found still holds: the process group is the same, and no parameter was added."""
-        return self.world is _world() and len(self.synced) == len(parameters)
+        """Whether what was found still holds: the same group, parameters and wrappers, and none newly frozen or not."""
+        return self._found_for == _circumstances(parameters) and all(wrapper() for wrapper in self._wrappers)
 
 
-def is_dtensor(tensor: Tensor) -> bool:
-    """Whether a tensor is distributed over ranks. Nobody can have made one without the module being loaded."""
-    module: Any = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
-
-
-def local(gradient: Tensor) -> Tensor:
-    """This rank's part of a gradient."""
-    part: Tensor = gradient.to_local() if is_dtensor(gradient) else gradient  # type: ignore[attr-defined]
-    return part
-
-
-def copies(parameter: Any, ranks: int) -> int:
-    """On how many of the ranks each number of a parameter's gradient lies."""
-    if not is_dtensor(parameter):
-        return 1
-    parts = 1
-    for dim, placement in enumerate(parameter.placements):
-        parts *= parameter.device_mesh.size(dim) if placement.is_shard() else 1
-    return max(1, ranks // parts)
+def _circumstances(parameters: Sequence[Tensor]) -> tuple[Any, ...]:
+    return _world(), *(p.requires_grad for p in parameters)
 
 
 def _world() -> dist.ProcessGroup | None:
@@ -129,7 +127,7 @@ def _wrappers(parameters: Sequence[Tensor]) -> list[torch.nn.parallel.Distribute
     """The DDP modules that hold some of the parameters.
 
     An optimizer never sees the model, and parameters don't know who wraps them. So all living objects are looked
-    through, once in an optimizer's life.
+    through, once in an optimizer's life, or when something was frozen, unfrozen or wrapped anew.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     own = {id(p) for p in parameters}

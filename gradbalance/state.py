@@ -28,6 +28,9 @@ class BalanceState:
         solved: Whether objective k has been in a solve over the parameters that are shared now.
         averaged: Whether a solve has set ``weights``, so that the next one is averaged with it.
         reach: For each parameter a bit mask of the objectives that reach it; −1 if no refresh has seen it trainable.
+        zeros: For each parameter a bit mask of the objectives taken not to reach it, as a compiled graph gave zeros;
+            empty if there was none.
+        doubtful: Whether ``zeros`` has just changed, so that the next step must look again.
         method: The balancer's class: weights of one method mean nothing to another.
         balancer: The balancer's own state.
     """
@@ -41,6 +44,8 @@ class BalanceState:
     solved: list[bool] = field(default_factory=list)
     averaged: bool = False
     reach: list[int] = field(default_factory=list)
+    zeros: list[int] = field(default_factory=list)
+    doubtful: bool = False
     method: str = ""
     balancer: dict[str, Any] = field(default_factory=dict)
 

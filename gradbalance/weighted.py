@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from gradbalance.compiled import Saved
+from gradbalance.dtensor import local
+from gradbalance.matching import sync_is_off
 from gradbalance.objectives import Objectives
 from gradbalance.passes import Graph, accumulate_pass, walk
 from gradbalance.ranks import Ranks
@@ -63,6 +65,7 @@ def weighted_passes(
         outputs += [p for p in chosen if id(p) in zeros]
         cotangents += [zeros[id(p)] for p in chosen if id(p) in zeros]
         again = chosen is heads and bool(trunk) and bool(heads)
+        before = _marks(chosen) if ranks.sharded and again else []
         accumulate_pass(
             outputs,
             cotangents,
@@ -71,6 +74,8 @@ def weighted_passes(
             whole_but=_kept(graph, parameters, others, ranks),
             saved=Saved(graph.compiled) if again and graph.compiled else None,
         )
+        if ranks.sharded and again and given.mask and _marks(chosen) == before:
+            raise sync_is_off("the pass over the heads")
     return lent
 
 
@@ -119,6 +124,11 @@ def _kept(graph: Graph, parameters: Sequence[Tensor], others: Sequence[Tensor], 
         own = {id(p) for p in parameters}
         return [*others, *(leaf for leaf in graph.leaves if id(leaf) not in own)]
     return None
+
+
+def _marks(parameters: Sequence[Tensor]) -> list[tuple[int, int] | None]:
+    """What changes when something is added to a ``.grad``."""
+    return [None if p.grad is None else (id(p.grad), local(p.grad)._version) for p in parameters]
 
 
 def _zeros(parameter: Tensor, sparse: bool) -> Tensor:

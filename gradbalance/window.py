@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from math import isfinite
 
 import torch
@@ -46,6 +47,7 @@ class Window:
         shared_of: For a state, which of the parameters are balanced.
         ranks: The processes that train together.
         refresh: Whether the step measures the gradients and solves; else it uses the state's coefficients.
+        look: Whether it measures only to see who reaches what, and solves only if that has changed.
 
     Attributes:
         state: What ``step`` is to commit.
@@ -61,15 +63,18 @@ class Window:
         ranks: Ranks,
         *,
         refresh: bool,
+        look: bool = False,
     ) -> None:
         self.state = state
         self.refresh = refresh
+        self._look = look
         self.open = True
         self.nonfinite: list[str] = []
         self._parameters = parameters
+        self._trainable = [p for p in parameters if p.requires_grad]
         self._shared_of = shared_of
         self._ranks = ranks
-        self._measurement = Measurement(state.names, parameters, state.reach, ranks) if refresh else None
+        self._measurement = Measurement(state.names, parameters, ranks) if refresh else None
         self._micro_batches = 0
         self._presence: Tensor
         self._values: Tensor
@@ -91,6 +96,8 @@ class Window:
         Returns:
             Whether all that is to be measured has been, so that it is time to :meth:`solve`.
         """
+        if last:
+            self._ranks.refuse_nothing(given.mask)
         self.open = not last
         self._micro_batches += 1
         self._note(given, regularizer)
@@ -106,6 +113,15 @@ class Window:
         enough = last or (limit is not None and self._micro_batches >= limit)
         return enough and self._measurement.ready(self._presence, self.state.solved, last=last)
 
+    def refuse_new(self, parameters: Sequence[Tensor]) -> None:
+        """Raise if there are parameters that this step does not know."""
+        known = {id(p) for p in self._trainable}
+        if any(p.requires_grad and id(p) not in known for p in parameters):
+            raise RuntimeError(
+                "backward: parameters were added or unfrozen between the micro-batches of one step; do it after "
+                "step(), or call zero_grad() and begin the step anew"
+            )
+
     def evaluate_again(self, given: Objectives, regularizer: Tensor | None, *, last: bool) -> None:
         """One more evaluation of the step at other parameter values, with the coefficients as they are."""
         if not self.open:
@@ -117,7 +133,10 @@ class Window:
         measured, state = self._measurement, self.state
         assert measured is not None
         before = self._shared_of(state)
-        state = replace(state, reach=self._reach(state, measured.reached[:-1]))
+        zeros = measured.zeros if any(measured.zeros) else []
+        doubtful = any(new & ~old for new, old in zip_longest(zeros, state.zeros, fillvalue=0))
+        reach = self._reach(state, measured.reached[:-1])
+        state = replace(state, reach=reach, zeros=zeros, doubtful=doubtful)
         shared = self._shared_of(state)
         if shared != before:
             # Norms measured over other parameters say nothing about these.
@@ -129,7 +148,9 @@ class Window:
         if not isfinite(squares[-1].tolist() + regularizer.tolist()[0]):
             self.nonfinite.append("regularizer")
         self._presence, self._values = torch.tensor(measured.present), losses
-        if not self.nonfinite:
+        if self._look and shared == before:
+            self.refresh = False
+        elif not self.nonfinite:
             losses = torch.where(self._presence, losses, torch.nan)
             present = measured.present
             state = solve(state, balancer, gramian, present=present, losses=losses, ema_decay=ema_decay)
