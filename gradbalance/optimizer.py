@@ -169,6 +169,8 @@ class BalancedOptimizer(OptimizerWrapper):
         ranks = self._find_ranks()
         if ranks.size == 1 and not any(given.connected) and any(given.present):
             raise objectives.nothing_to_differentiate(given.names)
+        if not accumulate:
+            ranks.refuse_nothing(given.mask)
         if not any(p.requires_grad for p in self._parameters()):
             raise RuntimeError("backward: none of the optimizer's parameters requires grad; all are frozen")
         if self._held is not None:

@@ -101,7 +101,7 @@ def complete(touched: set[int], parameters: Sequence[Tensor], ranks: Ranks) -> l
     return lent
 
 
-def take_back(lent: Sequence[int], parameters: Sequence[Tensor], reach: Sequence[int], mask: int) -> None:
+def take_back(lent: Sequence[int], parameters: Sequence[Tensor], reach: Sequence[int], mask: int) -> list[int]:
     """Set ``.grad`` of what got zeros only to None again, so that weight decay and momentum do not move it.
 
     Args:
@@ -109,10 +109,14 @@ def take_back(lent: Sequence[int], parameters: Sequence[Tensor], reach: Sequence
         parameters: All parameters.
         reach: For each, a bit mask of the objectives that reach it.
         mask: The objectives that are present on some rank.
+
+    Returns:
+        Those that one of the objectives does reach, on another rank.
     """
-    for i in lent:
-        if not max(reach[i], 0) & mask:
-            parameters[i].grad = None
+    kept = [i for i in lent if max(reach[i], 0) & mask]
+    for i in set(lent) - set(kept):
+        parameters[i].grad = None
+    return kept
 
 
 def _kept(graph: Graph, parameters: Sequence[Tensor], others: Sequence[Tensor], ranks: Ranks) -> list[Tensor] | None:

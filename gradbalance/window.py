@@ -96,8 +96,6 @@ class Window:
         Returns:
             Whether all that is to be measured has been, so that it is time to :meth:`solve`.
         """
-        if last:
-            self._ranks.refuse_nothing(given.mask)
         self.open = not last
         self._micro_batches += 1
         self._note(given, regularizer)
@@ -105,7 +103,9 @@ class Window:
             if self._ranks.sharded:
                 matched_passes(given, self._ranks, self._parameters[0].device)
             shared = self._shared_of(self.state)
-            self._lent += weighted_passes(given, regularizer, self.state, self._parameters, shared, self._ranks)
+            lent = weighted_passes(given, regularizer, self.state, self._parameters, shared, self._ranks)
+            # Of those that no objective ever reaches nothing more need be known; of the others once the step is made.
+            self._lent += take_back(lent, self._parameters, self.state.reach, mask=-1)
             if last:
                 self._finish()
             return False
@@ -165,7 +165,9 @@ class Window:
         assert measured is not None
         measured.write(self.state.coefficients, self._shared_of(self.state))
         if not self.open and self._ranks.size > 1:
-            self._lent += complete(measured.touched, self._parameters, self._ranks)
+            lent = complete(measured.touched, self._parameters, self._ranks)
+            mask = sum(1 << k for k, here in enumerate(measured.present) if here)
+            self._lent += take_back(lent, self._parameters, self.state.reach, mask)
             self._finish()
 
     def check(self) -> list[str]:

@@ -23,8 +23,7 @@ class Balanced(lightning.LightningModule):
         return MarbleOptimizer(torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9), refresh_every=3)
 
     def training_step(self, x, index):
-        last = (index + 1) % self.trainer.accumulate_grad_batches == 0 or index + 1 == self.trainer.num_training_batches
-        self.more = not last
+        self.more = (index + 1) % self.trainer.accumulate_grad_batches != 0 and not self.trainer.is_last_batch
         y = self.model(x)
         return torch.stack([(y[:, 0] - x.sum(1)).square().mean(), (y[:, 1] - x[:, 0]).abs().mean()])
 

@@ -144,3 +144,38 @@ def test_wrapping_an_inner_optimizer_that_was_resumed_keeps_its_balancing_state(
     assert not step(again, problem.losses()).refreshed
     fresh = BalancedOptimizer(inner, "pcgrad")
     assert fresh.param_groups[0][KEY]["step"] == 0
+
+
+@pytest.mark.parametrize("form", [list, torch.stack])
+def test_a_head_that_starts_at_zero_does_not_take_the_trunk_out_of_balance(form):
+    """Its loss has a zero gradient for the trunk in the first step only; the next refresh is far away."""
+    torch.manual_seed(0)
+    trunk, policy, value = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+    nn.init.zeros_(value.weight)
+    parameters = [*trunk.parameters(), *policy.parameters(), *value.parameters()]
+    optimizer = MarbleOptimizer(torch.optim.SGD(parameters, lr=1e-3), refresh_every=10)
+    x = torch.randn(16, 4)
+    for _ in range(3):
+        features = torch.tanh(trunk(x))
+        losses = [policy(features).square().mean(), (value(features) - 1000 * x[:, :1]).square().mean()]
+        expected = torch.autograd.grad(losses[0], trunk.weight, retain_graph=True)[0]
+        optimizer.zero_grad()
+        optimizer.backward(form(losses))
+        optimizer.step()
+        assert optimizer.coefficients.tolist() == [1.0, 0.0]
+        torch.testing.assert_close(trunk.weight.grad, expected)
+
+
+@pytest.mark.parametrize("how", ["added", "unfrozen"])
+def test_parameters_that_come_between_micro_batches_are_refused(how):
+    w, v = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=how == "added")
+    optimizer = MarbleOptimizer(torch.optim.SGD([w] if how == "added" else [w, v], lr=0.1))
+    optimizer.backward([w[0], w[1]], accumulate=True)
+    if how == "added":
+        optimizer.add_param_group({"params": [v]})
+    v.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"added or unfrozen between the micro-batches.*zero_grad"):
+        optimizer.backward([(w + v)[0], (w + v)[1]])
+    optimizer.zero_grad()
+    optimizer.backward([(w + v)[0], (w + v)[1]])
+    torch.testing.assert_close(v.grad, w.grad)

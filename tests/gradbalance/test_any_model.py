@@ -332,6 +332,26 @@ def test_compiled_code_that_a_plain_run_left_in_the_cache(name):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+def test_zeros_of_a_compiled_graph_are_looked_at_twice():
+    """A layer that starts at zero hides the trunk from one loss in the first step: the second step sees it."""
+    torch.manual_seed(0)
+    model = TwoHeads(2)
+    nn.init.zeros_(model.heads[1].weight)
+    compiled = torch.compile(model.losses, backend="aot_eager")
+    optimizer = MarbleOptimizer(SGD(model.parameters(), lr=0.01), refresh_every=10)
+    shared = [p for name, p in model.named_parameters() if name.startswith("trunk")]
+    for step, x in enumerate(batches(4)):
+        rows = [torch.autograd.grad(loss, shared, retain_graph=True) for loss in model.losses(x)]
+        optimizer.zero_grad()
+        report = optimizer.backward(compiled(x))
+        assert report.refreshed is (step < 2)
+        for p, column in zip(shared, zip(*rows, strict=True), strict=True):
+            torch.testing.assert_close(p.grad, sum(c * g for c, g in zip(report.coefficients, column, strict=True)))
+        optimizer.step()
+    assert (optimizer.coefficients > 0).all()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_losses_with_accumulated_micro_batches():
     torch.manual_seed(0)
     model, eager = OneTrunk(), OneTrunk()

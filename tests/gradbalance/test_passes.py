@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gradbalance.passes import accumulate_pass, reverse_pass, walk
+from gradbalance.passes import accumulate_pass, reverse_pass, stacked, walk
 
 
 def layers():
@@ -94,3 +94,70 @@ def test_the_grads_are_put_back_when_a_whole_pass_fails():
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         reverse_pass([y], [torch.tensor(1.0)], list(first.parameters()), retain_graph=False, whole=True)
     assert all(p.grad.unique().tolist() == [7.0] for p in first.parameters())
+
+
+class Hiding(torch.autograd.Function):
+    """Runs a module whose parameters the graph does not show, as reversible networks do."""
+
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        ctx.save_for_backward(x)
+        return module(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return helper(ctx, grad), None
+
+
+def helper(ctx, grad):
+    x = ctx.saved_tensors[0].detach().requires_grad_()
+    with torch.enable_grad():
+        y = ctx.module(x)
+    torch.autograd.backward(y, grad)
+    return x.grad
+
+
+def test_a_backward_inside_a_function_is_not_lost_nor_left_in_grad():
+    first, second = layers()
+    third = nn.Linear(3, 3)
+    parameters = [*third.parameters(), *first.parameters(), *second.parameters()]
+    x = torch.randn(5, 3)
+    expected = torch.autograd.grad(second(first(third(x))).square().sum(), parameters)
+    held(parameters)
+    y = second(Hiding.apply(third(x), first)).square().sum()
+    found = reverse_pass([y], [torch.tensor(1.0)], parameters, retain_graph=False)
+    torch.testing.assert_close(found, list(expected))
+    assert all(p.grad.unique().tolist() == [7.0] for p in parameters)
+
+
+def test_a_function_whose_backward_says_backward_counts_as_reentrant():
+    class Open(Hiding):
+        @staticmethod
+        def backward(ctx, grad):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.enable_grad():
+                ctx.module(x).backward(grad)
+            return x.grad, None
+
+    first, _ = layers()
+    x = torch.randn(5, 3, requires_grad=True)
+    assert walk([Open.apply(x, first).sum()]).reentrant
+    assert not walk([Hiding.apply(x, first).sum()]).reentrant
+
+
+def test_stacked_losses_know_their_leaves():
+    first, second = layers()
+    x = torch.randn(5, 3)
+    a, b = first(x).square().mean(), second(torch.tanh(first(x))).abs().mean()
+    own = ids(first.parameters())
+    for losses in (
+        torch.stack([a, b]),
+        torch.stack([a, b]) / 3 + 1,
+        torch.cat([a.reshape(1), b.reshape(1)]).double(),
+    ):
+        assert stacked(losses) == [own, own | ids(second.parameters())]
+    assert stacked(torch.stack([a, torch.tensor(1.0)])) == [own, set()]
+    assert stacked(first(x).mean(0)) is None
+    assert stacked(torch.stack([a, b])[[1, 0]]) is None
+    assert stacked(torch.zeros(2)) is None

@@ -60,12 +60,12 @@ def test_what_a_rank_sends(two_ranks, wrapped):
             assert numbers["c10d::_reduce_scatter_base_"] == pytest.approx(5 * size / 2, rel=0.01)
             assert numbers["c10d::allreduce_"] == pytest.approx(size, rel=0.01)
             assert numbers.keys() == {"c10d::_reduce_scatter_base_", "c10d::allreduce_", "small"}
-            assert numbers["small"] <= 200
+            assert numbers["small"] <= 600
             assert sum(numbers.values()) <= (5 + 1) * size
         for numbers in steps[1::2]:  # amortised: one plain reduction
             assert numbers.keys() == {"c10d::allreduce_", "small"}
             assert numbers["c10d::allreduce_"] == pytest.approx(size, rel=0.01)
-            assert numbers["small"] <= 20
+            assert numbers["small"] <= 60
 
 
 def with_a_nan(rank, nonfinite, bad_step, where):

@@ -1,6 +1,8 @@
 """Regularizers, closures, compiled and unused parts, HSDP, checkpoints and subgroups, on two ranks."""
 
+import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from gradbalance import AffineLoss, MarbleOptimizer
@@ -249,3 +253,163 @@ def fsdp_mistakes(rank, case):
 def test_fsdp_mistakes_are_explained_on_every_rank(two_ranks, case, message):
     for answer in two_ranks.run(fsdp_mistakes, case=case):
         assert message in answer
+
+
+def a_head_without_its_objective(rank, wrap=plain):
+    """The second objective is absent on every rank for some steps: AdamW must not move its head then."""
+    model = wrap(Model("heads"))
+    optimizer = MarbleOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.5), refresh_every=2)
+    for step in range(6):
+        optimizer.zero_grad()
+        losses = mean([model(batch(2 * step + r, 5)) for r in parts(rank)])
+        optimizer.backward([losses[0], losses[1] if step in (0, 5) else None, losses[2]])
+        optimizer.step()
+    return [full(p.detach()) for p in model.parameters()], optimizer.coefficients
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, shard, plain])
+def test_a_head_whose_objective_is_absent_everywhere_stays_where_it_is(two_ranks, wrap):
+    first, second = two_ranks.run(a_head_without_its_objective, wrap=wrap)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, a_head_without_its_objective(None), rtol=1e-5, atol=1e-12)
+
+
+class Mixed(nn.Module):
+    """Layers that can be distributed in different ways."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.up, self.norm, self.down = nn.Linear(4, 6).double(), nn.LayerNorm(6).double(), nn.Linear(6, 2).double()
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.norm(self.up(x))))
+
+
+def some_plain(model):
+    """FSDP2 with a layer left out: plain parameters beside DTensors."""
+    return fully_shard(model, mesh=init_device_mesh("cpu", (2,)), ignored_params=set(model.norm.parameters()))
+
+
+def tensor_parallel(model):
+    """Two ranks compute one batch together; the norm's parameters are plain."""
+    plan = {"up": ColwiseParallel(output_layouts=Replicate()), "down": RowwiseParallel(input_layouts=Replicate())}
+    return parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+
+
+def mixed(rank, wrap=plain, alike=False):
+    model = wrap(Mixed())
+    optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), refresh_every=2)
+    for step in range(4):
+        optimizer.zero_grad()
+        losses = mean([list(model(batch(2 * step + r, 5)).square().mean(0)) for r in ([0] if alike else parts(rank))])
+        optimizer.backward(losses)
+        optimizer.step()
+    return [full(p.detach()) for p in model.parameters()], optimizer.coefficients
+
+
+@pytest.mark.parametrize(("wrap", "alike"), [(some_plain, False), (tensor_parallel, True)])
+def test_plain_parameters_beside_distributed_ones(two_ranks, wrap, alike):
+    first, second = two_ranks.run(mixed, wrap=wrap, alike=alike)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, mixed(None, alike=alike), rtol=1e-5, atol=1e-12)
+
+
+def compiled_shards(rank, wrap=plain):
+    model = wrap(Model("trunk"))
+    run = torch.compile(model, backend="aot_eager")
+    optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), refresh_every=2)
+    for step in range(4):
+        optimizer.zero_grad()
+        optimizer.backward(mean([run(batch(2 * step + r, 5)) for r in parts(rank)]))
+        optimizer.step()
+    return [full(p.detach()) for p in model.parameters()], optimizer.coefficients
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, shard])
+def test_compiled_models(two_ranks, wrap):
+    first, second = two_ranks.run(compiled_shards, wrap=wrap)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, compiled_shards(None), rtol=1e-5, atol=1e-12)
+
+
+def no_sync_with_heads(rank):
+    """Amortised micro-batches without gradient sync: fine where one pass serves all, refused where it cannot."""
+    answers = []
+    for name in ("trunk", "heads"):
+        model = shard(Model(name))
+        optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), refresh_every=2)
+        optimizer.backward(model(batch(rank, 5)))
+        optimizer.step()
+        optimizer.zero_grad()
+        try:
+            for i in range(2):
+                model.set_requires_gradient_sync(i == 1)
+                optimizer.backward(model(batch(10 + 2 * i + rank, 5)), accumulate=i == 0)
+            optimizer.step()
+            answers.append("stepped")
+        except RuntimeError as error:
+            answers.append(str(error))
+    return answers
+
+
+def test_no_gradient_sync_on_amortised_micro_batches(two_ranks):
+    for trunk, heads in two_ranks.run(no_sync_with_heads):
+        assert trunk == "stepped"
+        assert "Leave gradient sync on" in heads
+
+
+def small_gate(rank, wrap_again):
+    """A gate frozen when the model was wrapped: DDP does not average it, however small its gradient."""
+    model = Model("trunk")
+    gate = nn.Parameter(torch.zeros(2, dtype=torch.float64), requires_grad=False)
+    model.gate = gate
+    wrapped = DistributedDataParallel(model)
+    gate.requires_grad_()
+    wrapped = DistributedDataParallel(model) if wrap_again else wrapped
+    optimizer = MarbleOptimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+    try:
+        for step in range(2):
+            optimizer.zero_grad()
+            x = batch(2 * step + rank, 5)
+            losses = [loss + 1e-9 * (gate * x[0, k]).sum() for k, loss in enumerate(wrapped(x))]
+            optimizer.backward(losses)
+            optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return gate.detach()
+
+
+def test_a_parameter_that_ddp_does_not_average_is_found(two_ranks):
+    for answer in two_ranks.run(small_gate, wrap_again=False):
+        assert "was frozen or unfrozen after the model was wrapped" in answer
+    first, second = two_ranks.run(small_gate, wrap_again=True)
+    assert torch.equal(first, second)
+
+
+def copied(rank):
+    group = dist.new_group([0, 1])
+    model = Model("trunk")
+    optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), process_group=group)
+    _, twin = copy.deepcopy((model, optimizer))
+    stranger = pickle.loads(pickle.dumps(optimizer))
+    return twin.process_group is group, stranger.process_group is None
+
+
+def test_a_copy_keeps_the_process_group_and_a_pickle_cannot(two_ranks):
+    assert two_ranks.run(copied) == [(True, True), (True, True)]
+
+
+def nothing_to_wait_for(rank):
+    model = Partly()
+    module = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+    if rank == 0:
+        return None
+    with pytest.raises(RuntimeError, match=r"this rank has no loss.*0 \* loss"):
+        optimizer.backward([None, None])
+    return module is not None
+
+
+def test_a_rank_without_a_loss_is_told_so(two_ranks):
+    assert two_ranks.run(nothing_to_wait_for) == [None, True]
