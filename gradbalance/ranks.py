@@ -112,7 +112,9 @@ class Ranks:
 
     def still_valid(self, parameters: Sequence[Tensor]) -> bool:
         """Whether what was found still holds: the same group, parameters and wrappers, and none newly frozen or not."""
-        return self._found_for == _circumstances(parameters) and all(wrapper() for wrapper in self._wrappers)
+        return self._found_for == _circumstances(parameters) and all(
+            wrapper() is not None for wrapper in self._wrappers
+        )
 
 
 def _circumstances(parameters: Sequence[Tensor]) -> tuple[Any, ...]:

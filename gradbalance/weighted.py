@@ -27,6 +27,7 @@ def weighted_passes(
     parameters: Sequence[Tensor],
     shared: Sequence[bool],
     ranks: Ranks,
+    lent: Sequence[int] = (),
 ) -> list[int]:
     """Add Σ_k λ_k ∇L_k (shared parameters) and Σ_k ∇L_k (heads), each plus ∇regularizer, to ``.grad``.
 
@@ -37,6 +38,7 @@ def weighted_passes(
         parameters: All parameters.
         shared: For each, whether it is balanced.
         ranks: The processes that train together.
+        lent: What the step's earlier micro-batches returned.
 
     Returns:
         The parameters that had no ``.grad`` and got zeros for DDP's sake only; see :func:`take_back`.
@@ -48,7 +50,7 @@ def weighted_passes(
         for p, awaited, sparse, reach in zip(parameters, ranks.awaited, ranks.sparse, state.reach, strict=True)
         if awaited and p.requires_grad and not reach & given.mask
     }
-    lent = [i for i, p in enumerate(parameters) if id(p) in zeros and p.grad is None]
+    lent = [*lent, *(i for i, p in enumerate(parameters) if id(p) in zeros and p.grad is None)]
     if lent and regularizer is not None:
         regularized = {id(leaf) for leaf in walk([regularizer]).leaves}
         lent = [i for i in lent if id(parameters[i]) not in regularized]

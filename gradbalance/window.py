@@ -103,9 +103,9 @@ class Window:
             if self._ranks.sharded:
                 matched_passes(given, self._ranks, self._parameters[0].device)
             shared = self._shared_of(self.state)
-            lent = weighted_passes(given, regularizer, self.state, self._parameters, shared, self._ranks)
+            lent = weighted_passes(given, regularizer, self.state, self._parameters, shared, self._ranks, self._lent)
             # Of those that no objective ever reaches nothing more need be known; of the others once the step is made.
-            self._lent += take_back(lent, self._parameters, self.state.reach, mask=-1)
+            self._lent = take_back(lent, self._parameters, self.state.reach, mask=-1)
             if last:
                 self._finish()
             return False

@@ -267,6 +267,29 @@ def a_head_without_its_objective(rank, wrap=plain):
     return [full(p.detach()) for p in model.parameters()], optimizer.coefficients
 
 
+def a_late_penalty(rank, wrap=plain):
+    """On an amortised step the first micro-batch reaches only one head; the second has a penalty on the other."""
+    model = wrap(Model("heads"))
+    head = model.module.inner.heads[1] if hasattr(model, "module") else model.inner.heads[1]
+    optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), refresh_every=10)
+    for step in range(2):
+        optimizer.zero_grad()
+        for i in range(2):
+            losses = mean([model(batch(4 * step + 2 * i + r, 5)) for r in parts(rank)])
+            losses[1] = losses[1] if step == 0 else None
+            penalty = head.weight.square().sum() if i == 1 else None
+            optimizer.backward(losses, regularizer=penalty, accumulate=i == 0)
+        optimizer.step()
+    return [full(p.detach()) for p in model.parameters()], optimizer.coefficients
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, plain])
+def test_a_penalty_on_a_head_whose_objective_is_absent(two_ranks, wrap):
+    first, second = two_ranks.run(a_late_penalty, wrap=wrap)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, a_late_penalty(None), rtol=1e-5, atol=1e-12)
+
+
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, shard, plain])
 def test_a_head_whose_objective_is_absent_everywhere_stays_where_it_is(two_ranks, wrap):
     first, second = two_ranks.run(a_head_without_its_objective, wrap=wrap)
