@@ -69,14 +69,17 @@ class Measurement:
         """Measure one micro-batch. Its graph serves all passes and is freed by the last."""
         extra = [regularizer] if regularizer is not None and regularizer.requires_grad else []
         graph = walk([*given.outputs, *extra])
-        self._blurred |= bool(graph.compiled)
         self._ranks.refuse(graph)
+        whole = self._ranks.sharded or graph.reentrant
+        leaves = given.leaves()
+        # Under FSDP2, in a checkpoint and in a compiled graph the leaves are not the parameters, or not all of them.
+        self._blurred |= bool(graph.compiled) or (whole and leaves is not None)
+        leaves = None if whole or graph.compiled else leaves
+        visible = {id(leaf) for leaf in graph.leaves}
         passes = [Pass(self._count, [loss], [torch.ones_like(loss)]) for loss in extra]
         passes += self._passes(given)
         saved = Saved(graph.compiled) if graph.compiled and len(passes) > 1 else None
         trainable = [p for p in self._parameters if p.requires_grad]
-        leaves = None if graph.reentrant or graph.compiled or self._ranks.sharded else given.leaves()
-        whole = self._ranks.sharded or graph.reentrant
         self.touched = set()
         for i, (row, outputs, cotangents) in enumerate(passes):
             more = i + 1 < len(passes)
@@ -84,7 +87,8 @@ class Measurement:
             if self._ranks.sharded and all(gradient is None for gradient in found):
                 raise sync_is_off(repr([*given.names, "regularizer"][row]))
             if leaves is not None and row < self._count:
-                found = [g if id(p) in leaves[row] else None for p, g in zip(trainable, found, strict=True)]
+                foreign = visible - leaves[row]
+                found = [None if id(p) in foreign else g for p, g in zip(trainable, found, strict=True)]
             self.touched |= {id(p) for p, gradient in zip(trainable, found, strict=True) if gradient is not None}
             self._gradients.add(row, found)
 
@@ -142,10 +146,10 @@ class Measurement:
     def _reached(self) -> list[list[int]]:
         """What this rank's gradients reach.
 
-        A compiled graph gives zeros instead of None where an objective does not reach. So there all zeros is taken for
-        not reached, unless every objective's gradient is zeros, or all that this objective has. It takes one more copy
-        from the device. Zeros may be an accident of this step (a layer that starts at zero), so the state has them
-        looked at once more.
+        A compiled graph gives zeros instead of None where an objective does not reach, and so does FSDP2 if the losses
+        came as one tensor. There all zeros is taken for not reached, unless every objective's gradient is zeros, or all
+        that this objective has. It takes one more copy from the device. Zeros may be an accident of this step (a layer
+        that starts at zero), so the state has them looked at once more.
         """
         reached = self._gradients.reached()
         if not self._blurred:

@@ -198,6 +198,24 @@ def test_checkpointing_trains_as_without(name, refresh_every, micro):
     torch.testing.assert_close(optimizers[0].coefficients, optimizers[1].coefficients, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_stacked_losses_of_checkpointed_models_know_their_heads(reentrant):
+    models = [TwoHeads(), TwoHeads()]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [MarbleOptimizer(SGD(m.parameters(), lr=0.01), refresh_every=2) for m in models]
+
+    def losses_of(model, x, run):
+        features = run(model.trunk, x)
+        return [10.0 ** (k - 1) * (head(features) - k).square().mean() for k, head in enumerate(model.heads)]
+
+    for x in batches(4):
+        x.requires_grad_()
+        train(models[0], optimizers[0], [x], lambda x: losses_of(models[0], x, lambda trunk, x: trunk(x)))
+        run = partial(checkpoint, use_reentrant=reentrant)
+        train(models[1], optimizers[1], [x], lambda x, run=run: torch.stack(losses_of(models[1], x, run)))
+        torch.testing.assert_close(flat_gradient(models[1].parameters()), flat_gradient(models[0].parameters()))
+
+
 def test_checkpointing_that_is_switched_on_between_refreshes():
     """Every graph is looked at, not only those of refreshes."""
     layer = nn.Linear(4, 2).double()

@@ -1,6 +1,7 @@
 """FSDP2 (fully_shard) equals one process on the joined batch."""
 
 import pytest
+import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -39,6 +40,15 @@ def compare(two_ranks, model, steps, options, wrap, how="none"):
 )
 def test_ranks_equal_one_process(two_ranks, model, wrap, options, micro_batches):
     compare(two_ranks, model, plan(5, micro_batches, ragged=True), options, wrap)
+
+
+@pytest.mark.parametrize("wrap", [whole, layers])
+def test_stacked_losses_know_their_heads(two_ranks, wrap):
+    steps = plan(5)
+    ranks = two_ranks.run(train_rank, model_name="heads", plan=steps, options=AMORTISED, wrap=wrap, how="stack")
+    alone = train_alone("heads", steps, AMORTISED)
+    for rank in ranks:
+        torch.testing.assert_close(rank["parameters"], alone["parameters"], rtol=1e-5, atol=1e-12)
 
 
 ABSENT = {(0, 1): (2,), (1, 0): (0, 1), (3, 1): (2,), (4, 0): (1,)}

@@ -46,7 +46,9 @@ def plan(steps, micro_batches=1, *, absent=None, ragged=False):
 
 
 def left_out(losses, missing, how):
-    """The losses without the missing ones: ``None``, or present with weight zero."""
+    """The losses without the missing ones: ``None``, or present with weight zero; or all of them as one tensor."""
+    if how == "stack":
+        return torch.stack(losses)
     return [loss if k not in missing else None if how == "none" else 0 * loss for k, loss in enumerate(losses)]
 
 
