@@ -8,7 +8,7 @@ import traceback
 import torch
 from torch import distributed as dist
 
-PATIENCE = 60  # seconds; a rank that waits for the other for ever fails the test
+PATIENCE = 150  # seconds; a rank that waits for the other for ever fails the test
 
 
 def serve(rank, folder, pipe):
