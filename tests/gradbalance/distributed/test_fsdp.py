@@ -5,11 +5,15 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.gradbalance.distributed.training import assert_equal_runs, plan, train_alone, train_rank
-
-EXACT = {"ema_decay": 0.0}
-AMORTISED = {"refresh_every": 3}
-LIMITED = {"refresh_every": 2, "refresh_micro_batches": 2}
+from tests.gradbalance.distributed.training import (
+    AMORTISED,
+    EXACT,
+    assert_equal_runs,
+    in_every_mode,
+    plan,
+    train_alone,
+    train_rank,
+)
 
 
 def whole(model):
@@ -33,11 +37,7 @@ def compare(two_ranks, model, steps, options, wrap, how="none"):
 
 @pytest.mark.parametrize("model", ["trunk", "heads"])
 @pytest.mark.parametrize("wrap", [whole, layers])
-@pytest.mark.parametrize(
-    ("options", "micro_batches"),
-    [(EXACT, 1), (AMORTISED, 1), (AMORTISED, 3), (LIMITED, 3)],
-    ids=["exact", "amortised", "accumulated", "limited"],
-)
+@in_every_mode
 def test_ranks_equal_one_process(two_ranks, model, wrap, options, micro_batches):
     compare(two_ranks, model, plan(5, micro_batches, ragged=True), options, wrap)
 

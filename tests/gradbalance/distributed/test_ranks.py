@@ -92,19 +92,22 @@ def closure_steps(rank, wrap=plain):
     return [full(p.detach()) for p in model.parameters()], optimizer.coefficients, loss.detach()
 
 
+def assert_like_one_process(two_ranks, run, wrap, **arguments):
+    """The same bits on both ranks, and what ``run`` does in a single process."""
+    first, second = two_ranks.run(run, wrap=wrap, **arguments)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, run(None, **arguments), rtol=1e-5, atol=1e-12)
+
+
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("run", [regularized, affine])
 def test_ranks_equal_one_process(two_ranks, wrap, run):
-    first, second = two_ranks.run(run, wrap=wrap)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    torch.testing.assert_close(first, run(None), rtol=1e-5, atol=1e-12)
+    assert_like_one_process(two_ranks, run, wrap)
 
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, plain])
 def test_closures_see_the_same_objective_on_all_ranks(two_ranks, wrap):
-    first, second = two_ranks.run(closure_steps, wrap=wrap)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    torch.testing.assert_close(first, closure_steps(None), rtol=1e-5, atol=1e-12)
+    assert_like_one_process(two_ranks, closure_steps, wrap)
 
 
 class Partly(nn.Module):
@@ -285,16 +288,12 @@ def a_late_penalty(rank, wrap=plain):
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, plain])
 def test_a_penalty_on_a_head_whose_objective_is_absent(two_ranks, wrap):
-    first, second = two_ranks.run(a_late_penalty, wrap=wrap)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    torch.testing.assert_close(first, a_late_penalty(None), rtol=1e-5, atol=1e-12)
+    assert_like_one_process(two_ranks, a_late_penalty, wrap)
 
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, shard, plain])
 def test_a_head_whose_objective_is_absent_everywhere_stays_where_it_is(two_ranks, wrap):
-    first, second = two_ranks.run(a_head_without_its_objective, wrap=wrap)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    torch.testing.assert_close(first, a_head_without_its_objective(None), rtol=1e-5, atol=1e-12)
+    assert_like_one_process(two_ranks, a_head_without_its_objective, wrap)
 
 
 class Mixed(nn.Module):
@@ -333,9 +332,7 @@ def mixed(rank, wrap=plain, alike=False):
 
 @pytest.mark.parametrize(("wrap", "alike"), [(some_plain, False), (tensor_parallel, True)])
 def test_plain_parameters_beside_distributed_ones(two_ranks, wrap, alike):
-    first, second = two_ranks.run(mixed, wrap=wrap, alike=alike)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    torch.testing.assert_close(first, mixed(None, alike=alike), rtol=1e-5, atol=1e-12)
+    assert_like_one_process(two_ranks, mixed, wrap, alike=alike)
 
 
 def compiled_shards(rank, wrap=plain):
@@ -351,9 +348,7 @@ def compiled_shards(rank, wrap=plain):
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, shard])
 def test_compiled_models(two_ranks, wrap):
-    first, second = two_ranks.run(compiled_shards, wrap=wrap)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    torch.testing.assert_close(first, compiled_shards(None), rtol=1e-5, atol=1e-12)
+    assert_like_one_process(two_ranks, compiled_shards, wrap)
 
 
 def no_sync_with_heads(rank):

@@ -7,6 +7,7 @@ is what data parallelism stands for.
 
 from contextlib import nullcontext
 
+import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -14,6 +15,16 @@ from gradbalance import MarbleOptimizer
 from tests.gradbalance.models import OneTrunk, TwoHeads
 
 MODELS = {"trunk": OneTrunk, "heads": TwoHeads}
+
+EXACT = {"ema_decay": 0.0}
+AMORTISED = {"refresh_every": 3}
+LIMITED = {"refresh_every": 2, "refresh_micro_batches": 2}
+
+in_every_mode = pytest.mark.parametrize(
+    ("options", "micro_batches"),
+    [(EXACT, 1), (AMORTISED, 1), (AMORTISED, 3), (LIMITED, 3)],
+    ids=["exact", "amortised", "accumulated", "limited"],
+)
 
 
 def batch(seed, size):
