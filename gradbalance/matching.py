@@ -24,8 +24,11 @@ class Pass(NamedTuple):
     cotangents: list[Tensor]
 
 
-def matched_passes(given: Objectives, ranks: Ranks, device: torch.device) -> list[Pass]:
-    """One pass for each objective that any rank has, in the same order on all ranks.
+def match(given: Objectives, ranks: Ranks, device: torch.device) -> dict[int, int]:
+    """Compare what the ranks have.
+
+    Returns:
+        For each objective that any rank has, which one's graph this rank passes through for it: its own, or a stand-in.
 
     Raises:
         RuntimeError: On all ranks, if an objective is absent on some of them and nothing can stand in for it.
@@ -51,13 +54,15 @@ def matched_passes(given: Objectives, ranks: Ranks, device: torch.device) -> lis
                 f"backward: {lost} absent on some ranks only. Under FSDP2 every rank must run the same backward "
                 "passes, and no other loss reaches the same parameters: pass 0 * loss where it does not count"
             )
+    return {k: k if here[k] else stand_in[k] for k in range(count) if anywhere[k]}
+
+
+def matched_passes(given: Objectives, ranks: Ranks, device: torch.device) -> list[Pass]:
+    """One pass for each objective that any rank has, in the same order on all ranks; a stand-in's is of zeros."""
     passes = []
-    for k in range(count):
-        if here[k]:
-            passes.append(Pass(k, *given.single(k)))
-        elif anywhere[k]:
-            outputs, cotangents = given.single(stand_in[k])
-            passes.append(Pass(k, outputs, [torch.zeros_like(c) for c in cotangents]))
+    for k, through in match(given, ranks, device).items():
+        outputs, cotangents = given.single(through)
+        passes.append(Pass(k, outputs, cotangents if through == k else [torch.zeros_like(c) for c in cotangents]))
     return passes
 
 

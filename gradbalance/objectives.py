@@ -72,7 +72,8 @@ class Objectives:
     @property
     def outputs(self) -> list[Tensor]:
         """Where the graph of the objectives starts."""
-        return self.products([1.0] * len(self.names))[0]
+        losses = [self._losses.terms] if isinstance(self._losses, AffineLoss) else self._losses
+        return [loss for loss in losses if loss is not None and loss.requires_grad]
 
     def products(self, weights: Sequence[float]) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs and cotangents whose vector-Jacobian product is the gradient of Σ_k weights_k L_k."""

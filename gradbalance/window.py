@@ -17,7 +17,7 @@ from torch import Tensor
 from gradbalance.balancers import Balancer
 from gradbalance.coefficients import solve
 from gradbalance.devices import together
-from gradbalance.matching import matched_passes
+from gradbalance.matching import match
 from gradbalance.measurement import Measurement
 from gradbalance.objectives import Objectives
 from gradbalance.ranks import Ranks
@@ -101,7 +101,7 @@ class Window:
         self._note(given, regularizer)
         if self._measurement is None:
             if self._ranks.sharded:
-                matched_passes(given, self._ranks, self._parameters[0].device)
+                match(given, self._ranks, self._parameters[0].device)
             shared = self._shared_of(self.state)
             lent = weighted_passes(given, regularizer, self.state, self._parameters, shared, self._ranks, self._lent)
             # Of those that no objective ever reaches nothing more need be known; of the others once the step is made.

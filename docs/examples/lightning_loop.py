@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from gradbalance import MarbleOptimizer
 
-world = int(sys.argv[1])
+world = int(sys.argv[1]) if len(sys.argv) > 1 else 1
 
 
 class Balanced(lightning.LightningModule):

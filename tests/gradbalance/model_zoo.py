@@ -16,12 +16,8 @@ def apart(outputs, x):
     return [10.0 ** (k - 1) * (outputs[:, k] - t).square().mean() for k, t in enumerate(targets)]
 
 
-class Trunk(nn.Module):
-    """Three outputs of one network."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+class Outputs(nn.Module):
+    """One loss for each output of ``self.net``."""
 
     def forward(self, x):
         return self.net(x)
@@ -31,6 +27,14 @@ class Trunk(nn.Module):
 
     def losses(self, x):
         return self.losses_of(self(x), x)
+
+
+class Trunk(Outputs):
+    """Three outputs of one network."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3))
 
 
 class Body(nn.Module):
@@ -155,7 +159,7 @@ class OddShapes(nn.Module):
         return apart(torch.cat([self.scalar * x @ self.transposed, self.empty]), torch.cat([x, x[:0]]))
 
 
-class Image(nn.Module):
+class Image(Outputs):
     """Convolutions in channels-last memory, whose gradients come in two memory formats."""
 
     def __init__(self):
@@ -169,15 +173,6 @@ class Image(nn.Module):
             nn.Flatten(),
             nn.Linear(32, 3),
         ).to(memory_format=torch.channels_last)
-
-    def forward(self, x):
-        return self.net(x)
-
-    def losses_of(self, outputs, x):
-        return apart(outputs, x)
-
-    def losses(self, x):
-        return self.losses_of(self(x), x)
 
 
 def _mlp(*between):

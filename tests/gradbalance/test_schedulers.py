@@ -1,5 +1,7 @@
 """LR schedulers, parameter groups and hooks act as on the plain torch optimizer that is given the same gradient."""
 
+import warnings
+
 import pytest
 import torch
 from torch.optim.lr_scheduler import (
@@ -139,13 +141,17 @@ def test_the_wrong_order_is_warned_of_as_in_torch():
 @pytest.mark.parametrize("closure", [False, True])
 def test_a_skipped_first_step_is_no_wrong_order(closure):
     model, optimizer = build(nonfinite="skip")
-    scheduler = StepLR(optimizer, 1)
+    scheduler, lr = StepLR(optimizer, 1, gamma=0.5), optimizer.param_groups[0]["lr"]
     losses = [loss * float("nan") for loss in model.losses(batches(1)[0])]
     if closure:
         optimizer.step(lambda: losses)
     else:
         balanced_step(optimizer, losses)
-    scheduler.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scheduler.step()
+    assert caught == []
+    assert optimizer.inner.param_groups[0]["lr"] == lr / 2
 
 
 # --- Parameter groups -------------------------------------------------------------------------------------------

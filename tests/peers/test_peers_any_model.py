@@ -119,7 +119,6 @@ def test_torchjd_crashes_on_bf16_parameters(aggregator, error, message):
 
 
 def test_torchjd_upgrad_crashes_on_bf16_parameters():
-    pytest.importorskip("qpsolvers", reason="torchjd[quadprog_projector]")
     model = mlp(nn.Tanh()).bfloat16()
     with pytest.raises(TypeError, match="unsupported ScalarType BFloat16"):
         torchjd(UPGrad())(losses_of(model(X.bfloat16()).float()), list(model.parameters()))

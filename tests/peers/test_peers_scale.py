@@ -35,7 +35,6 @@ def test_torchjd_cagrad_without_norm_eps_fails_when_no_objective_has_a_gradient(
 
 
 def test_torchjd_upgrad_becomes_the_mean_on_small_losses():
-    pytest.importorskip("qpsolvers", reason="torchjd[quadprog_projector]")
     assert cosine(linear_update(torchjd(UPGrad()), ROWS), ROWS[1]) > 0
     small = linear_update(torchjd(UPGrad()), 1e-3 * ROWS)
     assert cosine(small, ROWS.mean(0)) > 1 - 1e-6
@@ -86,7 +85,6 @@ def test_one_loss_a_million_times_larger():
 
 
 def test_torchjd_upgrad_conflicts_with_a_small_loss():
-    pytest.importorskip("qpsolvers", reason="torchjd[quadprog_projector]")
     update = linear_update(torchjd(UPGrad()), ROWS * torch.tensor([[1.0], [1e6]]))
     assert cosine(update, ROWS[0]) == pytest.approx(-0.994, abs=1e-3)
 

@@ -11,11 +11,13 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 from gradbalance import AffineLoss, MarbleOptimizer
+from gradbalance.dtensor import copies
 from tests.gradbalance.distributed.training import Model, batch, full
 
 
@@ -319,6 +321,13 @@ def tensor_parallel(model):
     return parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
 
 
+def shards_of_shards(model):
+    """FSDP2 over tensor parallelism, on a 2-D mesh."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+    plan = {"up": ColwiseParallel(output_layouts=Replicate()), "down": RowwiseParallel(input_layouts=Replicate())}
+    return fully_shard(parallelize_module(model, mesh["tensor"], plan), mesh=mesh["data"])
+
+
 def mixed(rank, wrap=plain, alike=False):
     model = wrap(Mixed())
     optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), refresh_every=2)
@@ -330,9 +339,23 @@ def mixed(rank, wrap=plain, alike=False):
     return [full(p.detach()) for p in model.parameters()], optimizer.coefficients
 
 
-@pytest.mark.parametrize(("wrap", "alike"), [(some_plain, False), (tensor_parallel, True)])
+@pytest.mark.parametrize(("wrap", "alike"), [(some_plain, False), (tensor_parallel, True), (shards_of_shards, False)])
 def test_plain_parameters_beside_distributed_ones(two_ranks, wrap, alike):
     assert_like_one_process(two_ranks, mixed, wrap, alike=alike)
+
+
+def copies_of(rank):
+    """On how many ranks each number lies, for the placements that FSDP2 and tensor parallelism make."""
+    mesh = init_device_mesh("cpu", (2, 1))
+    part = torch.zeros(3, 4)
+    placements = (Shard(0), Replicate(), _StridedShard(0, split_factor=1))
+    return [copies(DTensor.from_local(part, mesh, [p, Shard(1)], run_check=False), ranks=2) for p in placements]
+
+
+def test_a_strided_shard_counts_as_a_shard(two_ranks):
+    """torch gives shards of shards a placement of their own, whose ``is_shard`` says no."""
+    assert not _StridedShard(0, split_factor=1).is_shard()
+    assert two_ranks.run(copies_of) == [[1, 2, 1], [1, 2, 1]]
 
 
 def compiled_shards(rank, wrap=plain):
