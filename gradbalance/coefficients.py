@@ -1,6 +1,6 @@
 """From a measured Gramian to the coefficients in use: solve, smooth, scale. A pure function of the committed state.
 
-One refresh:  balancer.weights(M) → moving average over steps → balancer.scale(·, norms) → λ.
+One refresh:  balancer.weights(M) → moving average over steps → balancer.scale(·, M) → λ.
 
 An objective that is absent keeps its weight, norm and coefficient; on the simplex the present ones share what is left,
 1 − Σ α_absent, and at least 1/K, so that no absent objective can bring the others to a stop. An objective never seen
@@ -51,7 +51,7 @@ def solve(
         _smooth(old, share * new, ema_decay if state.averaged and (balancer.simplex or known) else 0.0) if here else old
         for old, new, known, here in zip(state.weights, fresh, state.solved, present, strict=True)
     ]
-    scaled = balancer.scale(gramian.new_tensor(weights), norms).tolist()
+    scaled = balancer.scale(gramian.new_tensor(weights), gramian).tolist()
     return replace(
         state,
         weights=weights,

@@ -23,11 +23,18 @@ class Balancer(ABC):
     A row of the Gramian that is zero, relative to the largest, is an objective that is absent or has no gradient: it
     must not change the coefficients of the others.
 
+    What a method remembers from call to call are the attributes that ``STATE`` names: plain numbers or lists of them,
+    replaced at each call and never changed in place.
+
     Attributes:
         simplex: True if ``weights`` are non-negative with sum 1. An objective absent from a step then keeps its share.
+        uses_gradients: False if ``weights`` looks at the losses alone. An optimizer then need not measure gradients to
+            bring the coefficients up to date.
     """
 
-    simplex: ClassVar[bool] = False
+    simplex: bool = False
+    uses_gradients: ClassVar[bool] = True
+    STATE: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
@@ -35,7 +42,7 @@ class Balancer(ABC):
 
         Args:
             gramian: ⟨g_k, g_l⟩, shape (K, K), finite.
-            losses: the K loss values, for the methods that look at them.
+            losses: the K loss values, NaN where an objective is absent, for the methods that look at them.
             signal: unbiased estimate of the Gramian of the expected gradients, shape (K, K), None where none is
                 estimated; methods that need none ignore it.
 
@@ -43,12 +50,12 @@ class Balancer(ABC):
             The quantity that may be averaged over steps, shape (K,), float64 on the CPU.
         """
 
-    def scale(self, weights: Tensor, norms: Tensor) -> Tensor:
+    def scale(self, weights: Tensor, gramian: Tensor) -> Tensor:
         """Turn weights into coefficients of the raw gradients.
 
         Args:
             weights: what ``weights`` returned, or an average of it, shape (K,).
-            norms: ‖g_k‖, shape (K,).
+            gramian: ⟨g_k, g_l⟩ of the gradients to be weighted, shape (K, K).
 
         Returns:
             λ, shape (K,): here the weights themselves.
@@ -70,24 +77,28 @@ class Balancer(ABC):
             ValueError: ``gramian`` is not square, symmetric and finite; the message names the row.
         """
         gramian = check_gramian(gramian).detach()
-        return self.scale(self.weights(gramian, losses, signal), gramian.diagonal().sqrt())
+        return self.scale(self.weights(gramian, losses, signal), gramian)
 
-    def state_dict(self) -> dict[str, int | float | list[float]]:
-        """Return what a bit-equal resume needs, as plain Python values: here nothing."""
-        return {}
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a bit-equal resume needs, as plain Python values."""
+        return {name: getattr(self, name) for name in self.STATE}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned.
 
         Raises:
-            ValueError: the keys are not this balancer's.
+            ValueError: the keys are not this balancer's, or a value is not what its key stands for.
         """
-        expected = self.state_dict().keys()
-        if state_dict.keys() != expected:
+        if state_dict.keys() != set(self.STATE):
             raise ValueError(
-                f"state_dict is not one of {type(self).__name__}: expected keys {sorted(expected)}, "
+                f"state_dict is not one of {type(self).__name__}: expected keys {sorted(self.STATE)}, "
                 f"got {sorted(state_dict)}"
             )
+        for name in self.STATE:
+            if type(state_dict[name]) is not type(getattr(self, name)):
+                raise ValueError(f"state_dict of {type(self).__name__}: {name} is {state_dict[name]!r}")
+        for name in self.STATE:
+            setattr(self, name, state_dict[name])
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in inspect.signature(type(self)).parameters)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
+from gradbalance.balancers.checks import Array, array, choice, number, sized, vector
 from gradbalance.solvers import SOLVERS, min_norm
 from gradbalance.solvers.checks import active_rows
 
@@ -41,48 +41,32 @@ class Marble(Balancer):
     def __init__(
         self, preference: Sequence[float] | Tensor | None = None, floor: float = 0.0, solver: str = "exact"
     ) -> None:
-        if isinstance(floor, bool) or not isinstance(floor, float | int) or not 0.0 <= floor <= 1.0:
-            raise ValueError(f"floor must be a number in [0, 1/K], got {floor!r}")
-        if solver not in SOLVERS:
-            raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}")
         self.preference = None if preference is None else _normalised(preference)
-        self.floor = floor
-        self.solver = solver
+        self.floor = number("floor", floor, "[0, 1]")
+        self.solver: str = choice("solver", solver, SOLVERS)
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return α, non-negative with sum 1; 0 for objectives without gradient, uniform if none has one."""
-        m = _numpy(gramian)
+        m = array(gramian)
         scale = self._lengths(np.sqrt(m.diagonal()))
         return min_norm(torch.from_numpy(m / (scale[:, None] * scale)), floor=self.floor, solver=self.solver)
 
-    def scale(self, weights: Tensor, norms: Tensor) -> Tensor:
+    def scale(self, weights: Tensor, gramian: Tensor) -> Tensor:
         """Return λ_k = n̄ α_k / (p_k ‖g_k‖), 0 for objectives without gradient; n̄ is the mean over the others."""
-        lengths = _numpy(norms)
+        lengths = np.sqrt(array(gramian).diagonal())
         active = active_rows(lengths)
         mean = lengths[active].sum() / max(np.count_nonzero(active), 1)
-        return torch.from_numpy(mean * _numpy(weights) / self._lengths(lengths))
+        return torch.from_numpy(mean * array(weights) / self._lengths(lengths))
 
-    def _lengths(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _lengths(self, norms: Array) -> Array:
         """Return p_k ‖g_k‖, infinite for objectives without gradient."""
         lengths = np.where(active_rows(norms), norms, np.inf)
         if self.preference is None:
             return lengths
-        if len(self.preference) != len(norms):
-            raise ValueError(f"preference has {len(self.preference)} values, but there are {len(norms)} objectives")
-        return lengths * np.array(self.preference, dtype=np.float64)
-
-
-def _numpy(tensor: Tensor) -> NDArray[np.float64]:
-    """Return the values in float64; on K numbers numpy takes a third of torch's time."""
-    values: NDArray[np.float64] = tensor.detach().to("cpu", torch.float64).numpy()
-    return values
+        return lengths * sized("preference", self.preference, len(norms))
 
 
 def _normalised(preference: Sequence[float] | Tensor) -> list[float]:
-    try:
-        values = torch.as_tensor(preference, dtype=torch.float64).detach().cpu()
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"preference must be K numbers such as [1.0, 2.0], got {preference!r}") from error
-    if values.dim() != 1 or not len(values) or not bool((values.isfinite() & (values > 0)).all()):
-        raise ValueError(f"preference must hold one finite number > 0 per objective, got {values.tolist()}")
-    return (values / values.mean()).tolist()
+    values = vector("preference", preference, positive=True)
+    mean = sum(values) / len(values)
+    return [value / mean for value in values]

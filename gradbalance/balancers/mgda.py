@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
+from gradbalance.balancers.checks import choice, loss_values
 from gradbalance.solvers import SOLVERS, min_norm
 from gradbalance.solvers.checks import active_rows
 
@@ -33,12 +34,8 @@ class MGDA(Balancer):
     """
 
     def __init__(self, normalize: str | None = None, solver: str = "exact") -> None:
-        if normalize not in NORMALIZE:
-            raise ValueError(f"normalize must be one of {', '.join(map(repr, NORMALIZE))}, got {normalize!r}")
-        if solver not in SOLVERS:
-            raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}")
-        self.normalize = normalize
-        self.solver = solver
+        self.normalize: str | None = choice("normalize", normalize, NORMALIZE)
+        self.solver: str = choice("solver", solver, SOLVERS)
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return λ; 0 for objectives without gradient. Raises ValueError if a loss value is needed and not > 0."""
@@ -56,11 +53,7 @@ class MGDA(Balancer):
         return torch.where(active, mean * alpha / scales, 0.0)
 
     def _positive(self, losses: Tensor | None, active: Tensor) -> Tensor:
-        if losses is None:
-            raise ValueError(f"normalize={self.normalize!r} needs the loss values: pass losses")
-        values = losses.detach().to("cpu", torch.float64)
-        if values.shape != active.shape:
-            raise ValueError(f"losses must have shape {tuple(active.shape)}, got {tuple(values.shape)}")
+        values = torch.from_numpy(loss_values(losses, len(active), f"normalize={self.normalize!r}"))
         bad = torch.nonzero(active & ~(values.isfinite() & (values > 0))).flatten().tolist()
         if bad:
             raise ValueError(

@@ -1,12 +1,12 @@
 """PCGrad: each gradient is freed of its conflicts with the others, one after the other, then all are added."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
+from gradbalance.balancers.checks import integer
 from gradbalance.solvers.checks import active_rows
 
 
@@ -28,10 +28,10 @@ class PCGrad(Balancer):
         T. Yu et al. Gradient surgery for multi-task learning. NeurIPS 2020, arXiv 2001.06782.
     """
 
+    STATE: ClassVar[tuple[str, ...]] = ("calls",)
+
     def __init__(self, seed: int = 0) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed must be an integer ≥ 0, got {seed!r}")
-        self.seed = seed
+        self.seed = integer("seed", seed)
         self.calls = 0
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
@@ -55,12 +55,3 @@ class PCGrad(Balancer):
             inner = (combinations * gramian[others]).sum(dim=1)  # ⟨v_k, g_j⟩, all k at once
             combinations[rows, others] -= inner.clamp(max=0.0) / divisors[others]
         return combinations.sum(dim=0)
-
-    def state_dict(self) -> dict[str, int | float | list[float]]:
-        """Return the number of calls made."""
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue after that number of calls; the seed is the constructor's."""
-        super().load_state_dict(state_dict)
-        self.calls = int(state_dict["calls"])
