@@ -43,6 +43,36 @@ def solve(
     norms = gramian.diagonal().clamp(min=0).sqrt()
     if not bool((norms > 0).any()):
         return replace(state, solved=solved, gramian=gramian.tolist())
+    return replace(
+        _updated(state, balancer, gramian, present, losses, ema_decay),
+        norms=[new if here else old for new, old, here in zip(norms.tolist(), state.norms, present, strict=True)],
+        gramian=gramian.tolist(),
+        solved=solved,
+    )
+
+
+def follow(state: BalanceState, balancer: Balancer, *, losses: Tensor, ema_decay: float) -> BalanceState:
+    """The state after a step that measured no gradient, with a balancer that looks at losses alone.
+
+    Args:
+        state: The state that the step was made with.
+        balancer: One whose ``uses_gradients`` is False.
+        losses: The K loss values of the step, float64, NaN where absent.
+        ema_decay: ρ of the moving average.
+    """
+    present = (~losses.isnan()).tolist()
+    return _updated(state, balancer, losses.new_tensor(state.gramian), present, losses, ema_decay)
+
+
+def _updated(
+    state: BalanceState,
+    balancer: Balancer,
+    gramian: Tensor,
+    present: Sequence[bool],
+    losses: Tensor,
+    ema_decay: float,
+) -> BalanceState:
+    """The state with the present objectives' new weights and coefficients, and the balancer's own new state."""
     balancer.load_state_dict(state.balancer)
     fresh = balancer.weights(gramian, losses).tolist()
     absent = sum(w for w, here in zip(state.weights, present, strict=True) if not here)
@@ -55,10 +85,7 @@ def solve(
     return replace(
         state,
         weights=weights,
-        norms=[new if here else old for new, old, here in zip(norms.tolist(), state.norms, present, strict=True)],
         coefficients=[new if here else old for new, old, here in zip(scaled, state.coefficients, present, strict=True)],
-        gramian=gramian.tolist(),
-        solved=solved,
         averaged=True,
         balancer=balancer.state_dict(),
     )

@@ -42,7 +42,8 @@ class BalancedOptimizer(OptimizerWrapper):
         balancer: A :class:`~gradbalance.balancers.Balancer` or its name, such as ``"pcgrad"``.
         ema_decay: ρ in [0, 1): the balancer's weights are averaged over solves, w̄ ← ρ w̄ + (1−ρ) w.
         refresh_every: N: measure the gradients (K reverse passes) and solve on every N-th step; the N−1 steps in
-            between cost one plain backward with the cached coefficients.
+            between cost one plain backward with the cached coefficients. A balancer that looks at losses alone
+            (``uses_gradients`` is False) brings them up to date at the end of each of those, for the next one.
         refresh_micro_batches: With gradient accumulation, how many of a refresh's micro-batches are measured; the rest
             cost one backward each. Default: all.
         shared_parameters: The parameters whose gradients are balanced; all others get the plain sum of the losses'
@@ -224,7 +225,7 @@ class BalancedOptimizer(OptimizerWrapper):
         finite = self._is_finite(window)
         if finite:
             self.inner.step()
-            self._commit(replace(window.state, step=window.state.step + 1))
+            self._commit(window.following(self.balancer, self.ema_decay))
         self._window = None
         return finite, None
 
@@ -264,7 +265,7 @@ class BalancedOptimizer(OptimizerWrapper):
         try:
             result = self.inner.step(cast("Callable[[], float]", evaluate))
             if self._held is not None:
-                self._commit(replace(self._held.state, step=self._held.state.step + 1))
+                self._commit(self._held.following(self.balancer, self.ema_decay))
             return True, result
         except (_SkipStep, NonFiniteError) as stop:
             if before is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers import Balancer
-from gradbalance.coefficients import solve
+from gradbalance.coefficients import follow, solve
 from gradbalance.devices import together
 from gradbalance.matching import match
 from gradbalance.measurement import Measurement
@@ -180,14 +180,26 @@ class Window:
             return self.nonfinite
         watch, self._watch = self._watch, None
         names = [*self.state.names, "regularizer"]
-        losses, gradient, mask = watch.read()
-        take_back(self._lent, self._parameters, self.state.reach, mask)
-        self.nonfinite += [name for name, bad in zip(names, losses, strict=True) if bad]
-        if gradient and not self.nonfinite:
+        seen = watch.read()
+        take_back(self._lent, self._parameters, self.state.reach, seen.mask)
+        self.nonfinite += [name for name, bad in zip(names, seen.bad, strict=True) if bad]
+        if seen.gradient and not self.nonfinite:
             # One backward gave one gradient: any of them may be the culprit.
             there = [*self._presence.tolist(), self._regularizer is not None]
             self.nonfinite += [name for name, here in zip(names, there, strict=True) if here]
+        self._presence, self._values = ~seen.losses.isnan(), seen.losses.nan_to_num()
         return self.nonfinite
+
+    def following(self, balancer: Balancer, ema_decay: float) -> BalanceState:
+        """What to commit of a step that is found finite: the state that the next step goes on from.
+
+        A balancer that looks at losses alone learns from every step's; if this one measured no gradient, that is now.
+        """
+        state = self.state
+        if not balancer.uses_gradients and not self.refresh:
+            losses = torch.where(self._presence, self._values, torch.nan)
+            state = follow(state, balancer, losses=losses, ema_decay=ema_decay)
+        return replace(state, step=state.step + 1)
 
     def objective(self) -> Tensor:
         """Σ_k λ_k L_k + regularizer, averaged over the ranks: what an inner optimizer with a line search minimises."""
@@ -223,7 +235,7 @@ class Window:
             pairs = enumerate(zip(self._parameters, self._ranks.synced, strict=True))
             unsynced = [i for i, (p, synced) in pairs if p.requires_grad and not synced]
             average_grads(unsynced, self._parameters, self._ranks)
-        self._watch = Watch(self._values, self._mask, self._regularizer, self._parameters, self._ranks)
+        self._watch = Watch(self._values, self._presence, self._mask, self._regularizer, self._parameters, self._ranks)
 
     def _reach(self, state: BalanceState, reached: Sequence[Sequence[int]]) -> list[int]:
         """The objectives that reach each parameter, as far as known; of frozen parameters nothing is learned."""

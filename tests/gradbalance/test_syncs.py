@@ -111,7 +111,7 @@ def test_an_amortised_backward_reads_nothing_and_its_step_the_losses(device, los
     assert device.reads == []
     optimizer.step()
     assert len(device.reads) == 1
-    assert device.reads[0] <= K + EXTRAS
+    assert device.reads[0] <= (2 * K if losses is as_affine else K) + EXTRAS  # which of its rows are 0 is on the device
 
 
 @pytest.mark.parametrize("regularize", [False, True])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from gradbalance import MarbleOptimizer
+from gradbalance import BalancedOptimizer, MarbleOptimizer
 from tests.gradbalance.models import OneTrunk, TwoHeads
 
 MODELS = {"trunk": OneTrunk, "heads": TwoHeads}
@@ -80,7 +80,8 @@ def finish(trace, model):
 
 
 def make_optimizer(model, options, lr=0.05):
-    return MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5), **options)
+    inner = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
+    return BalancedOptimizer(inner, **options) if "balancer" in options else MarbleOptimizer(inner, **options)
 
 
 def train_alone(model_name, plan, options, how="none"):
