@@ -26,8 +26,8 @@ class ExcessMTL(Balancer):
     and changes in length only; else E_k sees the norm alone.
 
     Published code uses the raw E_k at its first call, so that the units of the losses decide the first weights; with
-    the paper's warm-up, of one call, it goes as here: uniform at first. The weights are a memory without decay: e_k
-    that stay apart drive λ to one objective exponentially. No promise about conflicts.
+    the paper's warm-up (E_k(0) is the mean over it), of one call, it goes as here: uniform at first. The weights are a
+    memory without decay: e_k that stay apart drive λ to one objective exponentially. No promise about conflicts.
 
     Args:
         lr: step size of the weights, > 0.
@@ -51,12 +51,14 @@ class ExcessMTL(Balancer):
         active = active_rows(np.sqrt(squares))
         logits, sums, initial = (remembered(x, len(squares)) for x in (self.logits, self.sums, self.initial))
         if active.any():
-            sums = np.where(active, sums + squares, sums)
-            risk = np.where(active, squares / np.sqrt(np.where(active, sums, 1.0)), 0.0)
-            initial = np.where(active & (initial == 0), risk, initial)
-            stepped = logits[active] + self.lr * risk[active] / initial[active]
+            sums[active] += squares[active]
+            risk = squares[active] / np.sqrt(sums[active])
+            first = initial[active]
+            initial[active] = first = np.where(first > 0, first, risk)
+            old = logits[active]
+            stepped = old + self.lr * risk / first
             # As a whole the active ones keep their weight: one that was absent comes back with the weight it had.
-            logits[active] = stepped - np.logaddexp.reduce(stepped) + np.logaddexp.reduce(logits[active])
+            logits[active] = stepped + (np.logaddexp.reduce(old) - np.logaddexp.reduce(stepped))
         self.logits, self.sums, self.initial = logits.tolist(), sums.tolist(), initial.tolist()
         return torch.from_numpy(softmax(logits, active))
 

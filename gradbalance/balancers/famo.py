@@ -62,24 +62,24 @@ class FAMO(Balancer):
             values = np.where(here, values - sized("min_losses", self.min_losses, size), 0.0)
         check_nonnegative("FAMO: losses − min_losses", values)
         here = values > 0
-        previous = remembered(self.previous, size)
         logs = np.log(np.where(here, values, 1.0))
+        logits, previous = remembered(self.logits, size), remembered(self.previous, size)
         again = here & (previous > 0)
-        logits = self._step(np.log(np.where(again, previous, 1.0)) - logs, again)
-        self.logits, self.previous = logits.tolist(), np.where(here, values, previous).tolist()
+        gain = np.log(previous[again]) - logs[again]
+        logits[again] -= self._step(logits[again], gain, again)
+        previous[here] = values[here]
+        self.logits, self.previous = logits.tolist(), previous.tolist()
         return torch.from_numpy(softmax(logits - logs, here))
 
-    def _step(self, gain: Array, again: Mask) -> Array:
-        """Return ξ after an Adam step for the objectives that were present before, too."""
-        logits, means, squares, updates = (
-            remembered(x, len(gain)) for x in (self.logits, self.means, self.squares, self.updates)
-        )
-        z = softmax(logits, again)
+    def _step(self, logits: Array, gain: Array, again: Mask) -> Array:
+        """Return Adam's step, to be subtracted from ξ, for the objectives that were present before, too."""
+        means, squares, updates = (remembered(x, len(again)) for x in (self.means, self.squares, self.updates))
+        z = np.exp(logits - np.logaddexp.reduce(logits))
         slope = z * (gain - z @ gain) + self.gamma * logits
-        means = np.where(again, BETAS[0] * means + (1 - BETAS[0]) * slope, means)
-        squares = np.where(again, BETAS[1] * squares + (1 - BETAS[1]) * slope**2, squares)
-        updates = updates + again
+        means[again] = mean = BETAS[0] * means[again] + (1 - BETAS[0]) * slope
+        squares[again] = square = BETAS[1] * squares[again] + (1 - BETAS[1]) * slope**2
+        updates[again] = count = updates[again] + 1.0
         self.means, self.squares, self.updates = means.tolist(), squares.tolist(), updates.tolist()
-        count = np.maximum(updates, 1.0)
-        root = np.sqrt(squares / (1 - BETAS[1] ** count))
-        return np.where(again, logits - self.lr * means / (1 - BETAS[0] ** count) / (root + EPSILON), logits)
+        root = np.sqrt(square / (1 - BETAS[1] ** count))
+        step: Array = self.lr * mean / (1 - BETAS[0] ** count) / (root + EPSILON)
+        return step

@@ -57,20 +57,21 @@ class GradNorm(Balancer):
         norms = np.sqrt(array(gramian).diagonal())
         active = here & active_rows(norms)
         initial = remembered(self.initial, len(gramian))
-        initial = np.where(here & (initial == 0), values, initial)
+        first = here & (initial == 0)
+        initial[first] = values[first]
         w = remembered(self.factors, len(gramian), start=1.0)
         result = np.where(active, w, 0.0)
         if active.any():
-            progress = np.where(initial > 0, values / np.where(initial > 0, initial, 1.0), 1.0)
+            progress = np.divide(values, initial, out=np.ones_like(w), where=initial > 0)
             w[active] = self._step(w[active], norms[active], progress[active])
         self.factors, self.initial = w.tolist(), initial.tolist()
         return torch.from_numpy(result)
 
     def _step(self, w: Array, norms: Array, progress: Array) -> Array:
         lengths = w * norms
-        relative = lengths / lengths.mean()
-        mean = progress.mean()
-        targets = (progress / mean) ** self.alpha if mean > 0 else np.ones_like(w)
+        relative = lengths * (len(w) / lengths.sum())
+        total = progress.sum()
+        targets = (progress * (len(w) / total)) ** self.alpha if total > 0 else np.ones_like(w)
         excess = relative - targets
         signs = np.where(abs(excess) > LEVEL * targets, np.sign(excess), 0.0)
         stepped = w * np.exp(-self.lr * relative * signs)

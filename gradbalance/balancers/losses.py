@@ -48,8 +48,10 @@ def remembered(values: Sequence[float], size: int, start: float = 0.0) -> Array:
 
 def softmax(logits: Array, here: Mask) -> Array:
     """Return exp(logits), normalised over the objectives that are here, 0 for others; 1/K each if none is."""
-    if not here.any():
+    masked = np.where(here, logits, -np.inf)
+    top = masked.max()
+    if top == -np.inf:
         return np.full(len(logits), 1.0 / len(logits))
-    powers = np.where(here, np.exp(np.minimum(logits - logits[here].max(), 0.0)), 0.0)
+    powers = np.exp(masked - top)
     shares: Array = powers / powers.sum()
     return shares

@@ -16,7 +16,7 @@ class STCH(Balancer):
 
     The gradient of μ log Σ_k exp(p_k (L_k − z_k) / μ): λ_k = p_k softmax(p (L − z) / μ)_k. As μ → 0 this becomes the
     Tchebycheff scalarisation max_k p_k (L_k − z_k), whose minimisers for all p are the whole (weak) Pareto front, also
-    where it is not convex; as μ → ∞ the sum weighted by p. It compares the losses themselves, so their units matter: a
+    where it is not convex; as μ → ∞ the mean weighted by p. It compares the losses themselves, so their units matter: a
     common factor of all losses acts like μ divided by it. Losses of any sign. No promise about conflicts.
 
     Published code for deep networks trains on log(L_k / n_k) in place of L_k − z_k, n_k being average losses of a
@@ -25,7 +25,7 @@ class STCH(Balancer):
 
     Args:
         mu: μ > 0, how smooth the maximum is; the paper tries .01 to 1.
-        preference: p_k > 0, shape (K,), divided by their sum. None: all 1/K.
+        preference: p_k > 0, shape (K,), divided by their sum. None: all 1/K. Absent objectives keep their p_k.
         ideal: z_k, the best value each loss can reach, shape (K,). None: all 0.
 
     References:
