@@ -5,14 +5,66 @@ import inspect
 from typing import Any
 
 from gradbalance.balancers.base import Balancer
+from gradbalance.balancers.db_mtl import DBMTL
+from gradbalance.balancers.dwa import DWA
+from gradbalance.balancers.excess_mtl import ExcessMTL
+from gradbalance.balancers.famo import FAMO
+from gradbalance.balancers.grad_norm import GradNorm
+from gradbalance.balancers.improvement_tracking import ImprovementTracking
+from gradbalance.balancers.imtl_l import IMTLL
 from gradbalance.balancers.marble import Marble
 from gradbalance.balancers.mgda import MGDA
 from gradbalance.balancers.pcgrad import PCGrad
+from gradbalance.balancers.rlw import RLW
+from gradbalance.balancers.sequential import Sequential
+from gradbalance.balancers.specialist import Specialist
+from gradbalance.balancers.stch import STCH
+from gradbalance.balancers.uncertainty_weighting import UncertaintyWeighting
+from gradbalance.balancers.uniform import Uniform
 from gradbalance.balancers.weighted_sum import WeightedSum
 
-__all__ = ["MGDA", "Balancer", "Marble", "PCGrad", "WeightedSum", "available", "get"]
+__all__ = [
+    "DBMTL",
+    "DWA",
+    "FAMO",
+    "IMTLL",
+    "MGDA",
+    "RLW",
+    "STCH",
+    "Balancer",
+    "ExcessMTL",
+    "GradNorm",
+    "ImprovementTracking",
+    "Marble",
+    "PCGrad",
+    "Sequential",
+    "Specialist",
+    "UncertaintyWeighting",
+    "Uniform",
+    "WeightedSum",
+    "available",
+    "get",
+]
 
-_BALANCERS: dict[str, type[Balancer]] = {"marble": Marble, "mgda": MGDA, "pcgrad": PCGrad, "weighted_sum": WeightedSum}
+_BALANCERS: dict[str, type[Balancer]] = {
+    "db_mtl": DBMTL,
+    "dwa": DWA,
+    "excess_mtl": ExcessMTL,
+    "famo": FAMO,
+    "grad_norm": GradNorm,
+    "improvement_tracking": ImprovementTracking,
+    "imtl_l": IMTLL,
+    "marble": Marble,
+    "mgda": MGDA,
+    "pcgrad": PCGrad,
+    "rlw": RLW,
+    "sequential": Sequential,
+    "specialist": Specialist,
+    "stch": STCH,
+    "uncertainty_weighting": UncertaintyWeighting,
+    "uniform": Uniform,
+    "weighted_sum": WeightedSum,
+}
 
 
 def available() -> list[str]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.checks import integer
+from gradbalance.balancers.randomness import generator
 from gradbalance.solvers.checks import active_rows
 
 
@@ -38,11 +39,8 @@ class PCGrad(Balancer):
         """Return λ; 0 for objectives without gradient. Advances the random order."""
         gramian = gramian.to("cpu", torch.float64)
         size = len(gramian)
-        # A generator per call: the number of calls is then all the state there is. The factor keeps the streams of
-        # neighbouring seeds apart.
-        generator = torch.Generator().manual_seed((self.seed * 0x9E3779B97F4A7C15 + self.calls) % 2**63)
+        keys = torch.rand(size, size, generator=generator(self.seed, self.calls), dtype=torch.float64)
         self.calls += 1
-        keys = torch.rand(size, size, generator=generator, dtype=torch.float64)
         keys.fill_diagonal_(2.0)  # sorts an objective itself last
         order = keys.argsort(dim=1)[:, : size - 1]
 

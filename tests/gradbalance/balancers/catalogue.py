@@ -6,7 +6,26 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gradbalance.balancers import MGDA, Balancer, Marble, PCGrad, WeightedSum
+from gradbalance.balancers import (
+    DBMTL,
+    DWA,
+    FAMO,
+    IMTLL,
+    MGDA,
+    RLW,
+    STCH,
+    Balancer,
+    ExcessMTL,
+    GradNorm,
+    ImprovementTracking,
+    Marble,
+    PCGrad,
+    Sequential,
+    Specialist,
+    UncertaintyWeighting,
+    Uniform,
+    WeightedSum,
+)
 from tests.gradbalance.gradient_zoo import gramian
 
 
@@ -72,7 +91,41 @@ PROJECTING = {
     "pcgrad": Entry(lambda k: PCGrad(), equivariant=False, drops_zero=False),
 }
 
-EVERY: dict[str, Entry] = {**FIXED, **MIN_NORM, **PROJECTING}
+LOSS_DRIVEN = {
+    "uniform": Entry(lambda k: Uniform(), drops_zero=False),
+    "specialist": Entry(lambda k: Specialist(), equivariant=False, drops_zero=False),
+    "sequential": Entry(
+        lambda k: Sequential([(2, [1.0] * k), (1, [1.0 + i for i in range(k)])]), equivariant=False, drops_zero=False
+    ),
+    "rlw": Entry(lambda k: RLW(), equivariant=False, drops_zero=False),
+    "rlw, dirichlet": Entry(lambda k: RLW("dirichlet"), equivariant=False, drops_zero=False),
+    "dwa": Entry(lambda k: DWA(period=1), drops_zero=False),
+    "dwa, period": Entry(lambda k: DWA(period=2, temperature=0.5), drops_zero=False),
+    "uncertainty_weighting": Entry(lambda k: UncertaintyWeighting(), degree=None, drops_zero=False, one=0.5),
+    "imtl_l": Entry(lambda k: IMTLL(lr=0.1), degree=None, drops_zero=False),
+    "famo": Entry(lambda k: FAMO(), invariant=True, drops_zero=False),
+    "famo, bounds": Entry(
+        lambda k: FAMO(min_losses=[-1.0 - i for i in range(k)]), degree=None, equivariant=False, drops_zero=False
+    ),
+    "stch": Entry(lambda k: STCH(), degree=None, drops_zero=False),
+    "stch, preference": Entry(
+        lambda k: STCH(0.1, [1.0 + i for i in range(k)], [-float(i) for i in range(k)]),
+        degree=None,
+        equivariant=False,
+        drops_zero=False,
+    ),
+    "improvement_tracking": Entry(lambda k: ImprovementTracking(), drops_zero=False),
+}
+"""The losses alone, chance or time decide."""
+
+NORM_DRIVEN = {
+    "grad_norm": Entry(lambda k: GradNorm()),
+    "excess_mtl": Entry(lambda k: ExcessMTL()),
+    "db_mtl": Entry(lambda k: DBMTL(), degree=-1, invariant=True),
+}
+"""Of the gradients only the norms are looked at."""
+
+EVERY: dict[str, Entry] = {**FIXED, **LOSS_DRIVEN, **NORM_DRIVEN, **MIN_NORM, **PROJECTING}
 
 
 def losses_of(gradients):
