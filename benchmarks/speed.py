@@ -6,18 +6,56 @@ the other, and a ratio is the median over rounds of a mode's time divided by the
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 
 from gradbalance import MarbleOptimizer
 from gradbalance.solvers import min_norm
 
 AMORTISED = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command."""
+    parser.add_argument("--objectives", type=int, nargs="+", default=[2, 5, 10, 20], help="K to measure")
+    parser.add_argument("--width", type=int, default=512, help="width of the network")
+    parser.add_argument("--depth", type=int, default=3, help="hidden layers beyond the first")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=15, help="timed rounds of ten steps a mode")
+
+
+def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure and print both tables.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    if min([*options.objectives, options.width, options.batch, options.rounds]) < 1 or options.depth < 0:
+        raise ValueError("--objectives, --width, --batch and --rounds must be at least 1, --depth at least 0")
+    shape = {"width": options.width, "depth": options.depth, "batch": options.batch, "rounds": options.rounds}
+    steps = [step_ratios(k, **shape) for k in options.objectives]
+    modes = [key for key, value in steps[0].items() if isinstance(value, dict)]
+    table = Table("K", "parameters", "plain (ms)", *modes[1:], title="time of a step, relative to a plain one")
+    for row in steps:
+        cells = [
+            f"{row[m]['ratio']:.2f} ({row[m]['quartiles'][0]:.2f}–{row[m]['quartiles'][1]:.2f})" for m in modes[1:]
+        ]
+        table.add_row(str(row["objectives"]), f"{row['parameters']:,}", f"{row['plain_ms']:.2f}", *cells)
+    console.print(table)
+    solver = solver_times([2, 5, 16, 64], draws=300)
+    table = Table("K", "µs", title="min_norm, median")
+    for size, microseconds in solver.items():
+        table.add_row(str(size), f"{microseconds:.0f}")
+    console.print(table)
+    return {"threads": torch.get_num_threads(), "torch": torch.__version__, "steps": steps, "min_norm_us": solver}
 
 
 class _Problem:

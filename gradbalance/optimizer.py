@@ -224,8 +224,9 @@ class BalancedOptimizer(OptimizerWrapper):
             )
         finite = self._is_finite(window)
         if finite:
+            following = window.following(self.balancer, self.ema_decay)  # before the step: a balancer may refuse
             self.inner.step()
-            self._commit(window.following(self.balancer, self.ema_decay))
+            self._commit(following)
         self._window = None
         return finite, None
 

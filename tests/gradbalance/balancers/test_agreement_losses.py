@@ -5,7 +5,7 @@ import torch
 from torchjd.aggregation import ExcessMTLWeighting
 from torchjd.scalarization import DWA as TorchjdDWA
 
-from benchmarks.agreement_losses import PAIRS
+from benchmarks.agreement.losses import PAIRS
 from gradbalance.balancers import DWA, ExcessMTL
 
 

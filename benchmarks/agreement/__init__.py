@@ -1,0 +1,36 @@
+"""How far each balancer is from independent implementations of the same method.
+
+Methods and oracles are paired in this package's modules; each pair gives the largest difference of λ, relative to the
+largest |λ|, over several numbers of objectives and random draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.agreement import losses
+
+PAIRS: dict[tuple[str, str], Callable[[], float]] = {**losses.PAIRS}
+"""(method, oracle) -> the function that measures their difference."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command."""
+    parser.add_argument("--methods", nargs="+", help="balancers to compare; default: all")
+
+
+def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure and print the table."""
+    table = Table("method", "oracle", "largest difference")
+    found: dict[str, dict[str, float]] = {}
+    for (method, oracle), difference in sorted(PAIRS.items()):
+        if options.methods is None or method in options.methods:
+            found.setdefault(method, {})[oracle] = difference()
+            table.add_row(method, oracle, f"{found[method][oracle]:.0e}")
+    console.print(table)
+    return {"differences": found}
