@@ -4,15 +4,55 @@ import difflib
 import inspect
 from typing import Any
 
+from gradbalance.balancers.aligned_mtl import AlignedMTL
 from gradbalance.balancers.base import Balancer
+from gradbalance.balancers.con_fig import ConFIG
+from gradbalance.balancers.cr_mogm import CRMOGM
+from gradbalance.balancers.grad_vac import GradVac
+from gradbalance.balancers.grouped import Grouped
+from gradbalance.balancers.imtl_g import IMTLG
 from gradbalance.balancers.marble import Marble
 from gradbalance.balancers.mgda import MGDA
+from gradbalance.balancers.moco import MoCo
+from gradbalance.balancers.modo import MoDo
 from gradbalance.balancers.pcgrad import PCGrad
+from gradbalance.balancers.sdm_grad import SDMGrad
 from gradbalance.balancers.weighted_sum import WeightedSum
 
-__all__ = ["MGDA", "Balancer", "Marble", "PCGrad", "WeightedSum", "available", "get"]
+__all__ = [
+    "CRMOGM",
+    "IMTLG",
+    "MGDA",
+    "AlignedMTL",
+    "Balancer",
+    "ConFIG",
+    "GradVac",
+    "Grouped",
+    "Marble",
+    "MoCo",
+    "MoDo",
+    "PCGrad",
+    "SDMGrad",
+    "WeightedSum",
+    "available",
+    "get",
+]
 
-_BALANCERS: dict[str, type[Balancer]] = {"marble": Marble, "mgda": MGDA, "pcgrad": PCGrad, "weighted_sum": WeightedSum}
+_BALANCERS: dict[str, type[Balancer]] = {
+    "aligned_mtl": AlignedMTL,
+    "config": ConFIG,
+    "cr_mogm": CRMOGM,
+    "grad_vac": GradVac,
+    "grouped": Grouped,
+    "imtl_g": IMTLG,
+    "marble": Marble,
+    "mgda": MGDA,
+    "moco": MoCo,
+    "modo": MoDo,
+    "pcgrad": PCGrad,
+    "sdm_grad": SDMGrad,
+    "weighted_sum": WeightedSum,
+}
 
 
 def available() -> list[str]:

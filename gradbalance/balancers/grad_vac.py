@@ -1,0 +1,85 @@
+"""GradVac: each gradient is turned towards the others until its cosines reach what they have been on average."""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradbalance.balancers.base import Balancer
+from gradbalance.balancers.checks import array, integer, number, sized
+from gradbalance.balancers.orders import random_orders
+from gradbalance.solvers.checks import active_rows
+
+LARGEST_TARGET = 1.0 - 1e-6
+"""Cosines are not raised above this: the multiple of g_j needed for it grows without bound towards 1."""
+
+CANCELLED = 1e-7
+"""‖v_k‖ below this share of the lengths it was added up from is rounding, and v_k has no direction."""
+
+
+class GradVac(Balancer):
+    """Raise the cosine of each pair of gradients to a target that follows its own average, and sum.
+
+    Each v_k starts as g_k. It meets the other objectives l in random order: with φ = cos(v_k, g_l) and the target φ̂_kl,
+    if φ < φ̂_kl then v_k ← v_k + w g_l, w = ‖v_k‖ (φ̂ √(1 − φ²) − φ √(1 − φ̂²)) / (‖g_l‖ √(1 − φ̂²)), after which
+    cos(v_k, g_l) = φ̂_kl. Then φ̂_kl ← (1 − β) φ̂_kl + β φ. All targets start at 0, and β = 0 keeps them there: this is
+    :class:`~gradbalance.balancers.PCGrad`. The update is Σ_k v_k; λ_k ≥ 1, since multiples are only ever added.
+
+    Multiplying all losses by one number changes nothing; the objectives' relative norms matter. For K ≥ 3 the order is
+    random, and exchanging objectives exchanges the coefficients in distribution only. Nothing is promised about
+    conflicts: a later projection may undo an earlier one. Where two objectives have long agreed and suddenly do not,
+    the target is close to 1 and the multiple of g_l very large.
+
+    The paper leaves open what happens where the formula has no value. Here targets count as at most 1 − 1e-6, and a
+    v_k that has cancelled to 0 is left as it is, its targets too. So are those of objectives without gradient. The
+    paper's targets are kept for each part of a network; here there is one for the whole gradient.
+
+    Args:
+        beta: β in [0, 1], the weight of the newest cosine in the targets; 0.01 in the paper.
+        seed: of the random order; call number n of two balancers with one seed draws the same order.
+
+    References:
+        Z. Wang, Y. Tsvetkov, O. Firat, Y. Cao. Gradient Vaccine: investigating and improving multi-task optimization in
+        massively multilingual models. ICLR 2021, arXiv 2010.05874.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("calls", "targets")
+
+    def __init__(self, beta: float = 0.01, seed: int = 0) -> None:
+        self.beta = number("beta", beta, "[0, 1]")
+        self.seed = integer("seed", seed)
+        self.calls = 0
+        self.targets: list[float] = []
+        """φ̂_kl, row after row."""
+
+    def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
+        """Return λ; 0 for objectives without gradient. Moves the targets and advances the random order."""
+        m = array(gramian)
+        size = len(m)
+        norms = np.sqrt(m.diagonal())
+        active = active_rows(norms)
+        lengths = np.where(active, norms, 1.0)
+        targets = sized("targets", self.targets, size * size) if self.targets else np.zeros(size * size)
+        targets = targets.reshape(size, size)
+        orders = random_orders(self.seed, self.calls, size)
+
+        combinations = np.diag(active.astype(np.float64))  # row k: v_k in terms of the gradients
+        products = np.where(active[:, None], m, 0.0)  # ⟨v_k, g_l⟩
+        rows = np.arange(size)
+        for others in orders.T:  # all k at once
+            own = np.sqrt(np.maximum(np.einsum("kl,kl->k", combinations, products), 0.0))
+            defined = active & active[others] & (own > CANCELLED * (np.abs(combinations) @ norms))
+            length = np.where(defined, own, 1.0)
+            cosine = np.clip(products[rows, others] / (length * lengths[others]), -1.0, 1.0)
+            old = targets[rows, others]
+            target = np.clip(old, -LARGEST_TARGET, LARGEST_TARGET)
+            ratio = np.sqrt((1.0 - cosine) * (1.0 + cosine) / ((1.0 - target) * (1.0 + target)))
+            multiple = length / lengths[others] * (target * ratio - cosine)
+            multiple = np.where(defined & (cosine < target), multiple, 0.0)
+            combinations[rows, others] += multiple
+            products += multiple[:, None] * m[others]
+            targets[rows, others] = np.where(defined, old + self.beta * (cosine - old), old)
+        self.calls += 1
+        self.targets = targets.ravel().tolist()
+        return torch.from_numpy(combinations.sum(axis=0))
