@@ -12,7 +12,7 @@ from unittest import mock
 import cvxpy as cp
 import numpy as np
 import torch
-from conflictfree.grad_operator import ConFIG_update, ConFIG_update_double, IMTLGOperator, PCGradOperator
+from conflictfree.grad_operator import ConFIGOperator, IMTLGOperator, PCGradOperator
 from conflictfree.weight_model import WeightModel
 from numpy.typing import NDArray
 from torch import Tensor
@@ -127,15 +127,11 @@ class _Wanted(WeightModel):  # type: ignore[misc]
 
 
 def _config_conflictfree() -> float:
-    def two(gradients: Tensor) -> Tensor:
-        if len(gradients) == 2:
-            return ConFIG_update_double(*gradients, weight_model=_Wanted())
-        return ConFIG_update(gradients, weight_model=_Wanted())
-
-    return max(
-        _against_vectors(lambda size: ConFIG(), lambda g: ConFIG_update(g, weight_model=_Wanted())),
-        _against_vectors(lambda size: ConFIG(), two),
-    )
+    operators = [
+        ConFIGOperator(weight_model=_Wanted(), allow_simplified_model=two, use_least_square=least)
+        for two, least in ((True, True), (False, True), (False, False))
+    ]
+    return max(_against_vectors(lambda size: ConFIG(), operator.calculate_gradient) for operator in operators)
 
 
 def _cr_mogm_torchjd() -> float:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gradbalance.balancers.active import Rows, over_active, preferred
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import Array, choice, vector
+from gradbalance.balancers.checks import Array, array, choice, vector
 
 RANK = 1e-13
 """Eigenvalues below this share of the largest are rounding."""
@@ -52,7 +53,7 @@ class AlignedMTL(Balancer):
         """Return λ; 0 for objectives without gradient."""
 
         def solve(m: Array, rows: Rows) -> Array:
-            eigenvalues, vectors = np.linalg.eigh(m)
+            eigenvalues, vectors = map(array, torch.linalg.eigh(torch.from_numpy(m)))  # faster than numpy's
             first = int(np.searchsorted(eigenvalues, RANK * eigenvalues[-1], side="right"))
             kept, basis = eigenvalues[first:], vectors[:, first:]
             components = preferred(self.preference, rows, len(gramian)) @ basis

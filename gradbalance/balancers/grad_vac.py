@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import array, integer, number, sized
-from gradbalance.balancers.orders import random_orders
+from gradbalance.balancers.checks import Array, array, integer, number, sized
+from gradbalance.balancers.orders import Orders, random_orders
 from gradbalance.solvers.checks import active_rows
 
 LARGEST_TARGET = 1.0 - 1e-6
@@ -59,27 +59,51 @@ class GradVac(Balancer):
         size = len(m)
         norms = np.sqrt(m.diagonal())
         active = active_rows(norms)
-        lengths = np.where(active, norms, 1.0)
+        lengths = np.where(active, norms, np.inf)
+        orders = random_orders(self.seed, self.calls, size)
+        # Every pair meets once in a call, so what is known of the targets is worked out for all in their order.
+        place = (np.arange(size)[:, None], orders)
         targets = sized("targets", self.targets, size * size) if self.targets else np.zeros(size * size)
         targets = targets.reshape(size, size)
-        orders = random_orders(self.seed, self.calls, size)
+        old = targets[place]
+        combinations, cosines = _vaccinate(m / (lengths[:, None] * lengths), orders, old)
 
-        combinations = np.diag(active.astype(np.float64))  # row k: v_k in terms of the gradients
-        products = np.where(active[:, None], m, 0.0)  # ⟨v_k, g_l⟩
-        rows = np.arange(size)
-        for others in orders.T:  # all k at once
-            own = np.sqrt(np.maximum(np.einsum("kl,kl->k", combinations, products), 0.0))
-            defined = active & active[others] & (own > CANCELLED * (np.abs(combinations) @ norms))
-            length = np.where(defined, own, 1.0)
-            cosine = np.clip(products[rows, others] / (length * lengths[others]), -1.0, 1.0)
-            old = targets[rows, others]
-            target = np.clip(old, -LARGEST_TARGET, LARGEST_TARGET)
-            ratio = np.sqrt((1.0 - cosine) * (1.0 + cosine) / ((1.0 - target) * (1.0 + target)))
-            multiple = length / lengths[others] * (target * ratio - cosine)
-            multiple = np.where(defined & (cosine < target), multiple, 0.0)
-            combinations[rows, others] += multiple
-            products += multiple[:, None] * m[others]
-            targets[rows, others] = np.where(defined, old + self.beta * (cosine - old), old)
+        targets[place] = np.where(np.isnan(cosines), old, old + self.beta * (cosines - old))
         self.calls += 1
         self.targets = targets.ravel().tolist()
-        return torch.from_numpy(combinations.sum(axis=0))
+        return torch.from_numpy((norms * active) @ combinations / lengths)
+
+
+def _vaccinate(unit: Array, orders: Orders, targets: Array) -> tuple[Array, Array]:
+    """Turn each unit gradient towards the others.
+
+    Args:
+        unit: the unit Gramian, zero where an objective has no gradient, shape (K, K).
+        orders: the others in the order in which each objective meets them, shape (K, K − 1).
+        targets: φ̂ in that order.
+
+    Returns:
+        The v_k / ‖g_k‖ in terms of the unit gradients, row by row, and the cosines met, in that order, NaN where there
+        was none.
+    """
+    active = unit.diagonal() > 0
+    meeting = (active[:, None] & active[orders]).T.copy()
+    highest = np.maximum(np.minimum(targets.T, LARGEST_TARGET), -LARGEST_TARGET)
+    sines = np.sqrt((1.0 - highest) * (1.0 + highest))
+    combinations = np.eye(len(unit))
+    cosines = np.full(highest.shape, np.nan)
+    length, added = np.ones(len(unit)), np.ones(len(unit))  # ‖v_k‖, and the lengths v_k was added up from
+    places = (np.arange(len(unit)) * len(unit) + orders.T).copy()  # of the v_k's coefficients of the ĝ_l
+    for step, others in enumerate(orders.T):  # all k at once
+        defined = meeting[step] & (length > CANCELLED * added)
+        inner = np.einsum("kl,kl->k", combinations, unit[others])  # ⟨v_k, ĝ_l⟩
+        cosine = np.maximum(np.minimum(inner / np.where(defined, length, np.inf), 1.0), -1.0)
+        cosines[step] = np.where(defined, cosine, np.nan)
+        raised = defined & (cosine < highest[step])
+        # The part of v_k across g_l stays, so that ‖v_k‖ √(1 − φ²) is the same before and after.
+        ratio = np.sqrt(1.0 - cosine * cosine) / sines[step]
+        multiple = np.where(raised, length * (highest[step] * ratio - cosine), 0.0)
+        combinations.ravel()[places[step]] += multiple
+        length = np.where(raised, length * ratio, length)
+        added += multiple
+    return combinations, cosines.T

@@ -78,7 +78,7 @@ class Grouped(Wrapping):
 
 def _mean(counted: Mask) -> Array:
     """Return W; the row of a group with no one left is 0."""
-    return counted / np.maximum(counted.sum(axis=1, keepdims=True), 1)
+    return np.asarray(counted / np.maximum(counted.sum(axis=1, keepdims=True), 1))
 
 
 def _of_groups(mean: Array, gramian: Tensor) -> Tensor:

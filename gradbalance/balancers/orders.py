@@ -4,8 +4,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+Orders = NDArray[np.intp]
 
-def random_orders(seed: int, calls: int, size: int) -> NDArray[np.intp]:
+
+def random_orders(seed: int, calls: int, size: int) -> Orders:
     """Draw, for every objective, an order of the others.
 
     A generator is made for every call, so that the number of calls is all the state there is.
@@ -22,5 +24,5 @@ def random_orders(seed: int, calls: int, size: int) -> NDArray[np.intp]:
     generator = torch.Generator().manual_seed((seed * 0x9E3779B97F4A7C15 + calls) % 2**63)
     keys = torch.rand(size, size, generator=generator, dtype=torch.float64)
     keys.fill_diagonal_(2.0)  # sorts an objective itself last
-    orders: NDArray[np.intp] = keys.argsort(dim=1)[:, : size - 1].numpy()
+    orders: Orders = keys.argsort(dim=1)[:, : size - 1].numpy()
     return orders
