@@ -22,7 +22,7 @@ class SimplexDescent(Balancer):
     """Remember a share for each objective, and move the shares of those that have a gradient.
 
     Objectives without gradient keep the share they have and get λ = 0; the others' shares are moved on their own
-    simplex, and afterwards sum to what they summed to before (at least to A/K for A of them).
+    simplex, and afterwards sum to what they summed to before (at least to 1/K, so that they are not lost).
     """
 
     simplex = True
@@ -52,7 +52,7 @@ class SimplexDescent(Balancer):
         total = shares[rows].sum()
         start = shares[rows] / total if total > 0 else np.full(len(rows), 1.0 / len(rows))
         moved, result = self._descend(start, steps, rows, size)
-        shares[rows] = max(total, len(rows) / size) * moved
+        shares[rows] = max(total, 1.0 / size) * moved
         self.shares = shares.tolist()
         weights = np.zeros(size)
         weights[rows] = result
