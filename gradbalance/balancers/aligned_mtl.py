@@ -19,15 +19,15 @@ class AlignedMTL(Balancer):
     """Align the principal components of the gradients, and average.
 
     With the eigenvectors V and eigenvalues σ_1² ≥ … ≥ σ_R² > 0 of the Gramian M, the balance matrix is
-    B = σ V diag(1 / σ_r) Vᵀ and λ = B w. The rows of B G (G the stack of the g_k) are the aligned gradients ĝ_k:
-    orthogonal, of length σ, and of all such the nearest to the unit-condition multiple of the g_k; the update is
-    d = Σ_k w_k ĝ_k, so ⟨ĝ_k, d⟩ = σ² w_k > 0 for independent gradients.
+    B = σ V diag(1 / σ_r) Vᵀ and λ = B w. The rows of B G (G the stack of the g_k) are the aligned gradients ĝ_k. For
+    independent gradients they are orthogonal, of length σ, and of all such rows the nearest to the g_k; the update is
+    d = Σ_k w_k ĝ_k, so ⟨ĝ_k, d⟩ = σ² w_k > 0.
 
     Multiplying all losses by one number changes nothing; the objectives' relative norms matter. Coefficients may be
     negative, and the promise is about the aligned gradients: an original one may be in conflict with d.
 
-    **Fails** near dependence: the eigenvectors with small σ_r get all but the whole of λ, and with ``scale_mode="min"``
-    d is as short as the smallest σ_r; once σ_r² is below 1e-13 of σ_1², it is left out and d is long again.
+    **Fails** near dependence: the eigenvectors of the smallest σ_r, which are mostly noise, decide λ, and with
+    ``scale_mode="min"`` d is as short as they are; a σ_r² below 1e-13 of σ_1² is left out, and d is long again.
 
     Args:
         preference: w_k > 0, shape (K,); only ratios matter (they are normalised to sum 1). None: w_k = 1/K.

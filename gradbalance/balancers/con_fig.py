@@ -26,7 +26,8 @@ class ConFIG(Balancer):
 
     **Fails** for dependent gradients (always so with more objectives than parameters, and at Pareto-stationary points):
     then u comes as close to the p_k as it can in the sense of least squares, need not vanish where no common descent
-    direction exists, and may conflict with objectives; if ℓ < 0 it points away from most. Towards such a point d → 0.
+    direction exists, and may conflict with objectives; if ℓ < 0 it is the opposite of u. Close to a Pareto-stationary
+    point d is short, though, as long as the gradients are independent.
 
     Args:
         preference: p_k > 0, the cosine wanted for each objective relative to the others, shape (K,). None: all equal.

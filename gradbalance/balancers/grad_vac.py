@@ -17,6 +17,9 @@ LARGEST_TARGET = 1.0 - 1e-6
 CANCELLED = 1e-7
 """‖v_k‖ below this share of the lengths it was added up from is rounding, and v_k has no direction."""
 
+VANISHED = 1e-30
+"""Stands for the length 0, to divide by."""
+
 
 class GradVac(Balancer):
     """Raise the cosine of each pair of gradients to a target that follows its own average, and sum.
@@ -86,24 +89,24 @@ def _vaccinate(unit: Array, orders: Orders, targets: Array) -> tuple[Array, Arra
         The v_k / ‖g_k‖ in terms of the unit gradients, row by row, and the cosines met, in that order, NaN where there
         was none.
     """
+    size = len(unit)
     active = unit.diagonal() > 0
     meeting = (active[:, None] & active[orders]).T.copy()
-    highest = np.maximum(np.minimum(targets.T, LARGEST_TARGET), -LARGEST_TARGET)
+    highest = np.clip(targets.T, -LARGEST_TARGET, LARGEST_TARGET)
     sines = np.sqrt((1.0 - highest) * (1.0 + highest))
-    combinations = np.eye(len(unit))
-    cosines = np.full(highest.shape, np.nan)
-    length, added = np.ones(len(unit)), np.ones(len(unit))  # ‖v_k‖, and the lengths v_k was added up from
-    places = (np.arange(len(unit)) * len(unit) + orders.T).copy()  # of the v_k's coefficients of the ĝ_l
+    combinations = np.eye(size)
+    places = (np.arange(size) * size + orders.T).copy()  # of the coefficients that a step changes
+    cosines = np.empty(highest.shape)
+    length, added = np.ones(size), np.ones(size)  # ‖v_k‖, and the lengths v_k was added up from
     for step, others in enumerate(orders.T):  # all k at once
-        defined = meeting[step] & (length > CANCELLED * added)
-        inner = np.einsum("kl,kl->k", combinations, unit[others])  # ⟨v_k, ĝ_l⟩
-        cosine = np.maximum(np.minimum(inner / np.where(defined, length, np.inf), 1.0), -1.0)
-        cosines[step] = np.where(defined, cosine, np.nan)
-        raised = defined & (cosine < highest[step])
+        meeting[step] &= length > CANCELLED * added
+        cosine = np.einsum("kl,kl->k", combinations, unit[others]) / length
+        cosines[step] = cosine
+        raised = meeting[step] & (cosine < highest[step])
         # The part of v_k across g_l stays, so that ‖v_k‖ √(1 − φ²) is the same before and after.
-        ratio = np.sqrt(1.0 - cosine * cosine) / sines[step]
-        multiple = np.where(raised, length * (highest[step] * ratio - cosine), 0.0)
+        ratio = np.where(raised, np.sqrt(np.maximum(1.0 - cosine * cosine, 0.0)) / sines[step], 1.0)
+        multiple = raised * length * (highest[step] * ratio - cosine)
         combinations.ravel()[places[step]] += multiple
-        length = np.where(raised, length * ratio, length)
+        length = np.maximum(length * ratio, VANISHED)
         added += multiple
-    return combinations, cosines.T
+    return combinations, np.where(meeting, np.clip(cosines, -1.0, 1.0), np.nan).T

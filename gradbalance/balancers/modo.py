@@ -20,7 +20,7 @@ class MoDo(SimplexDescent):
 
     The paper's step is absolute: for losses c times as large it is c² times as long. With ``normalize`` S is divided
     by tr M = Σ_k ‖g_k‖² first, so that multiplying all losses by one number changes nothing and, as no eigenvalue of M
-    exceeds tr M, every γ < 2 descends; with ``normalize=False`` it needs γ < 2 / (largest eigenvalue + ρ).
+    exceeds tr M, every γ < 2 / (1 + ρ) descends; with ``normalize=False`` that takes γ < 2 / (largest eigenvalue + ρ).
 
     Args:
         gamma: γ > 0, the step size.

@@ -27,9 +27,9 @@ class SDMGrad(SimplexDescent):
     Once converged, ⟨g_k, d⟩ ≥ 0 holds for r = 0 only.
 
     The paper's step is absolute, the published code divides S by the squared mean norm. With ``normalize`` it is
-    tr M = Σ_k ‖g_k‖² that divides: multiplying all losses by one number changes nothing, and every γ < 2 (1 + μ)
-    converges for a fixed S. The published γ = 10 is that of the squared mean norm, at least 10 K here: far above this,
-    so that w jumps from corner to corner and does not settle.
+    tr M = Σ_k ‖g_k‖² that divides: multiplying all losses by one number changes nothing, and for a fixed S = M and
+    μ = 0 every γ < 2 converges, as no eigenvalue of M exceeds tr M. The published γ = 10 belongs to the squared mean
+    norm and is at least 10 K here: w then jumps from corner to corner and does not settle.
 
     Args:
         regularization: r ≥ 0 (λ in the paper).
