@@ -13,10 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.agreement import losses
+from benchmarks.agreement import losses, projecting
 
-PAIRS: dict[tuple[str, str], Callable[[], float]] = {**losses.PAIRS}
+PAIRS: dict[tuple[str, str], Callable[[], float]] = {**losses.PAIRS, **projecting.PAIRS}
 """(method, oracle) -> the function that measures their difference."""
+
+EXPLAINED: dict[tuple[str, str], str] = {**projecting.EXPLAINED}
+"""Pairs that differ by more than 1e-6, and why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure and print the table."""
-    table = Table("method", "oracle", "largest difference")
+    table = Table("method", "oracle", "largest difference", "why")
     found: dict[str, dict[str, float]] = {}
     for (method, oracle), difference in sorted(PAIRS.items()):
         if options.methods is None or method in options.methods:
             found.setdefault(method, {})[oracle] = difference()
-            table.add_row(method, oracle, f"{found[method][oracle]:.0e}")
+            table.add_row(method, oracle, f"{found[method][oracle]:.0e}", EXPLAINED.get((method, oracle), ""))
     console.print(table)
-    return {"differences": found}
+    explained = {" / ".join(pair): why for pair, why in EXPLAINED.items()}
+    return {"differences": found, "explained": explained}

@@ -4,18 +4,27 @@ import difflib
 import inspect
 from typing import Any
 
+from gradbalance.balancers.aligned_mtl import AlignedMTL
 from gradbalance.balancers.base import Balancer
+from gradbalance.balancers.con_fig import ConFIG
+from gradbalance.balancers.cr_mogm import CRMOGM
 from gradbalance.balancers.db_mtl import DBMTL
 from gradbalance.balancers.dwa import DWA
 from gradbalance.balancers.excess_mtl import ExcessMTL
 from gradbalance.balancers.famo import FAMO
 from gradbalance.balancers.grad_norm import GradNorm
+from gradbalance.balancers.grad_vac import GradVac
+from gradbalance.balancers.grouped import Grouped
 from gradbalance.balancers.improvement_tracking import ImprovementTracking
+from gradbalance.balancers.imtl_g import IMTLG
 from gradbalance.balancers.imtl_l import IMTLL
 from gradbalance.balancers.marble import Marble
 from gradbalance.balancers.mgda import MGDA
+from gradbalance.balancers.moco import MoCo
+from gradbalance.balancers.modo import MoDo
 from gradbalance.balancers.pcgrad import PCGrad
 from gradbalance.balancers.rlw import RLW
+from gradbalance.balancers.sdm_grad import SDMGrad
 from gradbalance.balancers.sequential import Sequential
 from gradbalance.balancers.specialist import Specialist
 from gradbalance.balancers.stch import STCH
@@ -24,19 +33,28 @@ from gradbalance.balancers.uniform import Uniform
 from gradbalance.balancers.weighted_sum import WeightedSum
 
 __all__ = [
+    "CRMOGM",
     "DBMTL",
     "DWA",
     "FAMO",
+    "IMTLG",
     "IMTLL",
     "MGDA",
     "RLW",
     "STCH",
+    "AlignedMTL",
     "Balancer",
+    "ConFIG",
     "ExcessMTL",
     "GradNorm",
+    "GradVac",
+    "Grouped",
     "ImprovementTracking",
     "Marble",
+    "MoCo",
+    "MoDo",
     "PCGrad",
+    "SDMGrad",
     "Sequential",
     "Specialist",
     "UncertaintyWeighting",
@@ -47,17 +65,26 @@ __all__ = [
 ]
 
 _BALANCERS: dict[str, type[Balancer]] = {
+    "aligned_mtl": AlignedMTL,
+    "config": ConFIG,
+    "cr_mogm": CRMOGM,
     "db_mtl": DBMTL,
     "dwa": DWA,
     "excess_mtl": ExcessMTL,
     "famo": FAMO,
     "grad_norm": GradNorm,
+    "grad_vac": GradVac,
+    "grouped": Grouped,
     "improvement_tracking": ImprovementTracking,
+    "imtl_g": IMTLG,
     "imtl_l": IMTLL,
     "marble": Marble,
     "mgda": MGDA,
+    "moco": MoCo,
+    "modo": MoDo,
     "pcgrad": PCGrad,
     "rlw": RLW,
+    "sdm_grad": SDMGrad,
     "sequential": Sequential,
     "specialist": Specialist,
     "stch": STCH,

@@ -33,7 +33,7 @@ class Balancer(ABC):
     """
 
     simplex: bool = False
-    uses_gradients: ClassVar[bool] = True
+    uses_gradients: bool = True
     STATE: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod

@@ -2,12 +2,13 @@
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import integer
-from gradbalance.balancers.randomness import generator
+from gradbalance.balancers.checks import array, integer
+from gradbalance.balancers.orders import random_orders
 from gradbalance.solvers.checks import active_rows
 
 
@@ -37,19 +38,16 @@ class PCGrad(Balancer):
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return λ; 0 for objectives without gradient. Advances the random order."""
-        gramian = gramian.to("cpu", torch.float64)
-        size = len(gramian)
-        keys = torch.rand(size, size, generator=generator(self.seed, self.calls), dtype=torch.float64)
+        m = array(gramian)
+        size = len(m)
+        orders = random_orders(self.seed, self.calls, size)
         self.calls += 1
-        keys.fill_diagonal_(2.0)  # sorts an objective itself last
-        order = keys.argsort(dim=1)[:, : size - 1]
-
-        squares = gramian.diagonal()
-        active = active_rows(squares.sqrt())
-        divisors = torch.where(active, squares, torch.inf)
-        combinations = torch.diag(active.to(torch.float64))  # row k: v_k in terms of the gradients
-        rows = torch.arange(size)
-        for others in order.T:
-            inner = (combinations * gramian[others]).sum(dim=1)  # ⟨v_k, g_j⟩, all k at once
-            combinations[rows, others] -= inner.clamp(max=0.0) / divisors[others]
-        return combinations.sum(dim=0)
+        squares = m.diagonal()
+        active = active_rows(np.sqrt(squares))
+        divisors = np.where(active, squares, np.inf)
+        combinations = np.diag(active.astype(np.float64))  # row k: v_k in terms of the gradients
+        rows = np.arange(size)
+        for others in orders.T:
+            inner = np.einsum("kl,kl->k", combinations, m[others])  # ⟨v_k, g_j⟩, all k at once
+            combinations[rows, others] -= np.minimum(inner, 0.0) / divisors[others]
+        return torch.from_numpy(combinations.sum(axis=0))

@@ -2,24 +2,34 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
 from gradbalance.balancers import (
+    CRMOGM,
     DBMTL,
     DWA,
     FAMO,
+    IMTLG,
     IMTLL,
     MGDA,
     RLW,
     STCH,
+    AlignedMTL,
     Balancer,
+    ConFIG,
     ExcessMTL,
     GradNorm,
+    GradVac,
+    Grouped,
     ImprovementTracking,
     Marble,
+    MoCo,
+    MoDo,
     PCGrad,
+    SDMGrad,
     Sequential,
     Specialist,
     UncertaintyWeighting,
@@ -37,7 +47,8 @@ class Entry:
         make: K -> a fresh balancer.
         degree: λ goes with this power of a common factor of all losses (and so of all gradients); None: no such law.
         invariant: The direction does not change when single losses are multiplied by positive numbers.
-        no_conflict: No objective has a negative cosine with the update.
+        no_conflict: No objective has a negative cosine with the update; "independent": if the gradients are linearly
+            independent.
         stationary: The update vanishes where a convex combination of the gradients does.
         equivariant: Exchanging objectives exchanges the coefficients.
         nonnegative: No coefficient is negative.
@@ -49,7 +60,7 @@ class Entry:
     make: Callable[[int], Balancer]
     degree: int | None = 0
     invariant: bool = False
-    no_conflict: bool = False
+    no_conflict: bool | Literal["independent"] = False
     stationary: bool = False
     equivariant: bool = True
     nonnegative: bool = True
@@ -89,6 +100,8 @@ MIN_NORM = {
 
 PROJECTING = {
     "pcgrad": Entry(lambda k: PCGrad(), equivariant=False, drops_zero=False),
+    "grad_vac": Entry(lambda k: GradVac(), equivariant=False, drops_zero=False),
+    "grad_vac, beta": Entry(lambda k: GradVac(beta=1.0), equivariant=False, drops_zero=False),
 }
 
 LOSS_DRIVEN = {
@@ -125,7 +138,64 @@ NORM_DRIVEN = {
 }
 """Of the gradients only the norms are looked at."""
 
-EVERY: dict[str, Entry] = {**FIXED, **LOSS_DRIVEN, **NORM_DRIVEN, **MIN_NORM, **PROJECTING}
+CLOSED_FORMS = {
+    "imtl_g": Entry(lambda k: IMTLG(), nonnegative=False),
+    "aligned_mtl": Entry(lambda k: AlignedMTL(), nonnegative=False),
+    "aligned_mtl, median": Entry(lambda k: AlignedMTL(scale_mode="median"), nonnegative=False),
+    "aligned_mtl, rmse": Entry(lambda k: AlignedMTL(scale_mode="rmse"), nonnegative=False),
+    "aligned_mtl, preference": Entry(
+        lambda k: AlignedMTL([1.0 + i for i in range(k)]), nonnegative=False, equivariant=False, drops_zero=False
+    ),
+    "config": Entry(lambda k: ConFIG(), invariant=True, no_conflict="independent", nonnegative=False),
+    "config, preference": Entry(
+        lambda k: ConFIG([1.0 + i for i in range(k)]),
+        invariant=True,
+        no_conflict="independent",
+        nonnegative=False,
+        equivariant=False,
+        drops_zero=False,
+    ),
+}
+
+DESCENDING = {
+    "moco": Entry(lambda k: MoCo()),
+    "moco, beta": Entry(lambda k: MoCo(beta=0.1, rho=0.5)),
+    "modo": Entry(lambda k: MoDo()),
+    "modo, as published": Entry(lambda k: MoDo(normalize=False), degree=None),
+    "sdm_grad": Entry(lambda k: SDMGrad()),
+    "sdm_grad, preference": Entry(
+        lambda k: SDMGrad(preference=[1.0 + i for i in range(k)]), equivariant=False, drops_zero=False
+    ),
+}
+
+WRAPPING = {
+    "cr_mogm": Entry(lambda k: CRMOGM()),
+    "cr_mogm, marble": Entry(lambda k: CRMOGM(Marble(), decay=0.5), invariant=True),
+    "cr_mogm, weighted_sum": Entry(lambda k: CRMOGM("weighted_sum"), drops_zero=False),
+    "cr_mogm, modo": Entry(lambda k: CRMOGM(MoDo())),
+    "grouped": Entry(lambda k: Grouped("marble", _pairs(k)), equivariant=False, drops_zero=False),
+    "grouped, mgda by losses": Entry(lambda k: Grouped(MGDA("loss+"), _pairs(k)), equivariant=False, drops_zero=False),
+    "grouped, weighted_sum": Entry(lambda k: Grouped("weighted_sum", _pairs(k)), equivariant=False, drops_zero=False),
+    "grouped, pcgrad": Entry(lambda k: Grouped("pcgrad", _pairs(k)), equivariant=False, drops_zero=False),
+    "grouped, one each": Entry(
+        lambda k: Grouped(Marble(), [[i] for i in range(k)]), invariant=True, no_conflict=True, stationary=True
+    ),
+}
+
+EVERY: dict[str, Entry] = {
+    **FIXED,
+    **LOSS_DRIVEN,
+    **NORM_DRIVEN,
+    **MIN_NORM,
+    **PROJECTING,
+    **CLOSED_FORMS,
+    **DESCENDING,
+    **WRAPPING,
+}
+
+
+def _pairs(k):
+    return [list(range(first, min(first + 2, k))) for first in range(0, k, 2)]
 
 
 def losses_of(gradients):

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.agreement.projecting import PAIRS
 from gradbalance.balancers import Marble
 from gradbalance.solvers import min_norm
 from tests.gradbalance.gradient_zoo import WELL_POSED, cosines, gramian, unit, zoo
@@ -111,6 +112,10 @@ def test_scale_uses_the_mean_norm_of_the_objectives_with_gradient():
     alpha = torch.tensor([0.25, 0.5, 0.25])
     coefficients = Marble().scale(alpha, torch.diag(torch.tensor([16.0, 4.0, 0.0])))
     assert coefficients.tolist() == [3 * 0.25 / 4, 3 * 0.5 / 2, 0.0]
+
+
+def test_same_as_a_general_solver():
+    assert PAIRS["marble", "cvxpy"]() <= 1e-8
 
 
 @pytest.mark.parametrize("solver", ["cvxpy", "cvxpylayers"])

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from torchjd.aggregation import MGDAWeighting
 
+from benchmarks.agreement.projecting import PAIRS, mgda_excess
 from gradbalance.balancers import MGDA, Marble
 from gradbalance.solvers import min_norm
 from tests.gradbalance.gradient_zoo import WELL_POSED, gramian, zoo
@@ -42,6 +43,10 @@ def test_loss_scales():
     np.testing.assert_allclose(MGDA("loss+").coefficients(m, losses), scales.mean() * alpha / scales, rtol=1e-6)
 
 
+def test_same_as_a_general_solver():
+    assert PAIRS["mgda", "cvxpy"]() <= 1e-8
+
+
 @settings(max_examples=50, deadline=None)
 @given(zoo(families=WELL_POSED, max_k=10))
 def test_never_longer_than_the_frank_wolfe_point(gradients):
@@ -52,16 +57,15 @@ def test_never_longer_than_the_frank_wolfe_point(gradients):
     assert own @ m @ own <= other @ m @ other * (1 + 1e-12)
 
 
+def test_frank_wolfe_is_off_for_many():
+    """Which is why no closer agreement is asked for: its point is up to a third too long on the draws of agreement."""
+    assert PAIRS["mgda", "torchjd"]() > 0.1
+    assert mgda_excess() > 0.3
+
+
 def test_frank_wolfe_is_right_for_two_gradients():
     m = gramian(np.random.default_rng(0).standard_normal((2, 5)))
     torch.testing.assert_close(MGDA().coefficients(m), MGDAWeighting()(m), rtol=0, atol=2e-3)
-
-
-def test_frank_wolfe_is_off_for_ten():
-    """Which is why no closer agreement is asked for: its point is several percent too long on such gradients."""
-    m = gramian(np.random.default_rng(0).standard_normal((10, 12)))
-    own, other = MGDA().coefficients(m), MGDAWeighting()(m)
-    assert other @ m @ other > 1.02 * (own @ m @ own)
 
 
 @pytest.mark.parametrize("normalize", ["norm", "L2", "", 1])

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torchjd.aggregation import PCGradWeighting
 
-from gradbalance.balancers import PCGrad
+from benchmarks.agreement.projecting import PAIRS
+from gradbalance.balancers import PCGrad, pcgrad
 from tests.gradbalance.gradient_zoo import gramian, zoo
 
 
@@ -25,9 +25,10 @@ def _project(gradients, orders):
 
 
 def _orders(monkeypatch, k):
-    """Make the next call's order known: the objectives ascending, which the keys 0, 1, 2, … give."""
-    monkeypatch.setattr(torch, "rand", lambda *size, **_: (torch.arange(k) / k).double().expand(k, k).clone())
-    return [[j for j in range(k) if j != i] for i in range(k)]
+    """Make the next call's order known: the objectives ascending."""
+    orders = np.array([[j for j in range(k) if j != i] for i in range(k)], dtype=np.intp).reshape(k, k - 1)
+    monkeypatch.setattr(pcgrad, "random_orders", lambda *_: orders)
+    return orders
 
 
 def test_two_conflicting_gradients():
@@ -49,13 +50,9 @@ def test_same_as_projecting_vectors(gradients):
     np.testing.assert_allclose(coefficients @ gradients, expected, atol=1e-9 * np.linalg.norm(gradients))
 
 
-def test_same_as_torchjd_in_its_order(monkeypatch):
-    """torchjd draws its orders from torch's global generator; with the orders made equal, so are the results."""
-    m = gramian(np.random.default_rng(0).standard_normal((6, 8)))
-    monkeypatch.setattr(torch, "randperm", lambda n: torch.arange(n))
-    expected = PCGradWeighting()(m)
-    _orders(monkeypatch, 6)
-    torch.testing.assert_close(PCGrad().coefficients(m), expected, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("oracle", ["torchjd", "conflictfree"])
+def test_same_as_others_in_the_same_order(oracle):
+    assert PAIRS["pcgrad", oracle]() <= 1e-12
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,46 @@
+"""Methods that solve something for the objectives that have a gradient, and give the others 0."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradbalance.balancers.checks import Array, array, sized
+from gradbalance.solvers.checks import active_rows
+
+Rows = NDArray[np.intp]
+
+
+def over_active(gramian: Tensor, solve: Callable[[Array, Rows], Array]) -> Tensor:
+    """Solve over the objectives with a gradient.
+
+    Args:
+        gramian: ⟨g_k, g_l⟩, shape (K, K).
+        solve: the Gramian of the A objectives that have a gradient, and their indices -> A coefficients.
+
+    Returns:
+        The coefficients, 0 for the others, shape (K,).
+    """
+    m = array(gramian)
+    rows = active_rows(np.sqrt(m.diagonal())).nonzero()[0]
+    coefficients = np.zeros(len(m))
+    if len(rows) > 0:
+        part = m if len(rows) == len(m) else m[rows[:, None], rows]
+        coefficients[rows] = solve(part, rows)
+    return torch.from_numpy(coefficients)
+
+
+def preferred(preference: Sequence[float] | None, rows: Rows, size: int) -> Array:
+    """Return the preference among some of the objectives, with sum 1.
+
+    Args:
+        preference: one number > 0 for each of the K objectives; None: all equal.
+        rows: the objectives that count.
+        size: K.
+    """
+    if preference is None:
+        return np.full(len(rows), 1.0 / len(rows))
+    chosen = sized("preference", preference, size)[rows]
+    return np.asarray(chosen / chosen.sum())
