@@ -15,11 +15,21 @@ from gradbalance import AffineLoss, BalancedOptimizer, MarbleOptimizer, NonFinit
 from gradbalance.balancers import Marble, available, get
 from gradbalance.state import KEY
 from tests.gradbalance import by_hand
+from tests.gradbalance.balancers.catalogue import EVERY
 from tests.gradbalance.identical import identical, snapshot
 from tests.gradbalance.models import LinearLosses, OneTrunk, TwoHeads, batches, flat_gradient
 
-every_balancer = pytest.mark.parametrize("balancer", available())
-solving = pytest.mark.parametrize("balancer", [name for name in available() if name != "weighted_sum"])
+
+def those(promise=lambda entry: True):
+    """The balancers that promise something; not those whose options say how many objectives there are."""
+    names = [name for name in available() if name not in ("sequential", "grouped")]
+    return pytest.mark.parametrize("balancer", [name for name in names if promise(EVERY[name])])
+
+
+every_balancer = those()
+solving = those(lambda entry: entry.solves)
+ignoring_inactive = those(lambda entry: entry.drops_zero)
+of_degree_0 = those(lambda entry: entry.degree == 0 and entry.one == 1)  # one objective alone has λ = 1
 both_modes = pytest.mark.parametrize("refresh_every", [1, 3], ids=["exact", "amortised"])
 
 
@@ -61,7 +71,7 @@ INACTIVE = {
 }
 
 
-@every_balancer
+@ignoring_inactive
 @both_modes
 @pytest.mark.parametrize("where", [0, 2], ids=["first", "last"])
 @pytest.mark.parametrize("kind", INACTIVE)
@@ -82,7 +92,7 @@ def test_an_inactive_objective_changes_nothing_for_the_others(kind, where, refre
         assert report.update_cosines.isnan().nonzero().flatten().tolist() == [where]
 
 
-@every_balancer
+@ignoring_inactive
 @both_modes
 def test_an_absent_objective_changes_no_direction(refresh_every, balancer):
     """The one that never came keeps its share of the simplex; nothing but the length can differ."""
@@ -117,7 +127,7 @@ def test_nobody_is_frozen_when_an_objective_leaves_or_comes_back(kind, balancer)
     assert optimizer.report.update_cosines.isfinite().all()
 
 
-@every_balancer
+@solving
 def test_all_gradients_zero(balancer):
     problem, optimizer = make(ACTIVE, balancer, ema_decay=0.5, refresh_every=2)
     steps(problem, optimizer, 3)
@@ -166,7 +176,7 @@ def test_one_tiny_gradient_keeps_everything_finite(size, balancer):
     assert all(math.isfinite(value) for value in optimizer.report.as_dict().values())
 
 
-@every_balancer
+@of_degree_0
 @both_modes
 def test_one_objective_is_the_inner_optimizer(refresh_every, balancer):
     torch.manual_seed(0)
@@ -185,7 +195,7 @@ def test_one_objective_is_the_inner_optimizer(refresh_every, balancer):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
-@every_balancer
+@of_degree_0
 @both_modes
 @pytest.mark.parametrize("copies", [2, 5])
 def test_duplicates_agree(copies, refresh_every, balancer):
@@ -249,7 +259,7 @@ def test_a_loss_that_needs_no_grad_is_no_error_in_any_form(refresh_every):
 # --- One summed loss by mistake ---------------------------------------------------------------------------------------
 
 
-@every_balancer
+@of_degree_0
 @pytest.mark.parametrize("names", [None, ["a", "b"]])
 def test_a_sum_is_refused_and_a_list_of_one_is_not(names, balancer):
     problem, optimizer = make(ACTIVE, balancer, objective_names=names)

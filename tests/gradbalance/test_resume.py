@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from gradbalance import BalancedOptimizer, MarbleOptimizer
 from gradbalance.balancers import available, get
 from gradbalance.state import KEY
+from tests.gradbalance.balancers import catalogue
 from tests.gradbalance.models import LinearLosses, OneTrunk, TwoHeads, batches
 from tests.gradbalance.training import build, everything_of, parameters_of, record_of, train
 
@@ -142,9 +143,9 @@ def test_every_route_at_every_phase(route, mode, stop, tmp_path):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("balancer", available())
 def test_every_balancer_exact_and_amortised(balancer, mode, refresh_every, ema_decay, stop, tmp_path):
-    stop_and_go_on(
-        through_torch_save, tmp_path, mode, stop, balancer=balancer, refresh_every=refresh_every, ema_decay=ema_decay
-    )
+    options = {"refresh_every": refresh_every, "ema_decay": ema_decay}
+    make = catalogue.EVERY[balancer].make
+    stop_and_go_on(through_torch_save, tmp_path, mode, stop, balancer=make, **options)
 
 
 def by_closure(model, optimizer, steps):

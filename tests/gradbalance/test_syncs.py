@@ -9,6 +9,7 @@ import torch
 from gradbalance import AffineLoss, BalancedOptimizer, MarbleOptimizer, NonFiniteError
 from gradbalance.balancers import available
 from tests.gradbalance.accelerator import DEVICE, Accelerator
+from tests.gradbalance.balancers.catalogue import EVERY
 from tests.gradbalance.models import OneTrunk, TwoHeads, batches
 
 K = 3
@@ -146,7 +147,7 @@ def test_a_refresh_reads_once(device, losses, regularize):
 @pytest.mark.parametrize("name", available())
 def test_a_refresh_reads_once_with_every_balancer(device, name):
     model, _ = build()
-    optimizer = BalancedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), name)
+    optimizer = BalancedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), EVERY[name].make(K))
     device.reads.clear()
     optimizer.backward(as_list(model, inputs(1)[0]))
     optimizer.step()

@@ -11,8 +11,8 @@ def build(seed=0, model=TwoHeads, balancer=None, **options):
     torch.manual_seed(seed)
     model = model()
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
-    if balancer is not None:
-        return model, BalancedOptimizer(inner, balancer, **options)
+    if balancer is not None:  # one of its own, or what makes one for three objectives
+        return model, BalancedOptimizer(inner, balancer(3) if callable(balancer) else balancer, **options)
     return model, MarbleOptimizer(inner, **{"refresh_every": 3, **options})
 
 
