@@ -138,7 +138,7 @@ def test_every_route_at_every_phase(route, mode, stop, tmp_path):
 
 @pytest.mark.parametrize(
     ("refresh_every", "ema_decay", "stop"),
-    [(1, 0.0, 2), (1, 0.7, 2), (EVERY, 0.0, 2), *((EVERY, 0.7, stop) for stop in range(EVERY + 1))],
+    [(1, 0.0, 2), (EVERY, 0.0, 2), (EVERY, 0.7, EVERY + 1)],  # Marble's tests stop at every phase
 )
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("balancer", available())
