@@ -5,14 +5,42 @@ import inspect
 from typing import Any
 
 from gradbalance.balancers.base import Balancer
+from gradbalance.balancers.ca_grad import CAGrad
+from gradbalance.balancers.dual_proj import DualProj
+from gradbalance.balancers.fair_grad import FairGrad
 from gradbalance.balancers.marble import Marble
 from gradbalance.balancers.mgda import MGDA
+from gradbalance.balancers.nash_mtl import NashMTL
 from gradbalance.balancers.pcgrad import PCGrad
+from gradbalance.balancers.upgrad import UPGrad
 from gradbalance.balancers.weighted_sum import WeightedSum
 
-__all__ = ["MGDA", "Balancer", "Marble", "PCGrad", "WeightedSum", "available", "get"]
+__all__ = [
+    "MGDA",
+    "Balancer",
+    "CAGrad",
+    "DualProj",
+    "FairGrad",
+    "Marble",
+    "NashMTL",
+    "PCGrad",
+    "UPGrad",
+    "WeightedSum",
+    "available",
+    "get",
+]
 
-_BALANCERS: dict[str, type[Balancer]] = {"marble": Marble, "mgda": MGDA, "pcgrad": PCGrad, "weighted_sum": WeightedSum}
+_BALANCERS: dict[str, type[Balancer]] = {
+    "ca_grad": CAGrad,
+    "dual_proj": DualProj,
+    "fair_grad": FairGrad,
+    "marble": Marble,
+    "mgda": MGDA,
+    "nash_mtl": NashMTL,
+    "pcgrad": PCGrad,
+    "upgrad": UPGrad,
+    "weighted_sum": WeightedSum,
+}
 
 
 def available() -> list[str]:

@@ -3,7 +3,7 @@
 Every decision is relative to the largest row, so that rescaling all gradients changes nothing.
 """
 
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 AnyArray = TypeVar("AnyArray", NDArray[Any], Tensor)
+
+Array: TypeAlias = NDArray[np.float64]
 
 NEGLIGIBLE_NORM = 1e-20
 """A gradient is taken for zero when its norm is at most this share of the largest norm."""
@@ -76,3 +78,18 @@ def active_rows(norms: AnyArray) -> AnyArray:
     """
     active: AnyArray = norms > NEGLIGIBLE_NORM * norms.max()
     return active
+
+
+def unit_gramian(gramian: Array) -> tuple[NDArray[np.intp], Array, Array]:
+    """Reduce a Gramian to its active rows, scaled to unit vectors.
+
+    Args:
+        gramian: M, shape (K, K).
+
+    Returns:
+        Indices of the A active rows, their norms ‖g_k‖, and M̂_kl = M_kl / (‖g_k‖ ‖g_l‖), shape (A, A).
+    """
+    norms = np.sqrt(gramian.diagonal())
+    rows = active_rows(norms).nonzero()[0]
+    norms = norms[rows]
+    return rows, norms, gramian[rows[:, None], rows] / (norms[:, None] * norms)

@@ -264,7 +264,8 @@ def test_repr_names_the_options(name):
 
 
 def test_available():
-    assert available() == ["marble", "mgda", "pcgrad", "weighted_sum"]
+    expected = "ca_grad dual_proj fair_grad marble mgda nash_mtl pcgrad upgrad weighted_sum"
+    assert available() == expected.split()
     assert all(isinstance(get(name), Balancer) for name in available())
 
 
@@ -279,7 +280,7 @@ def test_get_passes_options():
         ("PCGrad", "no balancer is called 'PCGrad'; did you mean 'pcgrad'"),
         ("mdga", "did you mean 'mgda'"),
         ("weightedsum", "did you mean 'weighted_sum'"),
-        ("quux", r"no balancer is called 'quux'; available: marble, mgda, pcgrad, weighted_sum"),
+        ("quux", r"no balancer is called 'quux'; available: .*marble, mgda"),
     ],
 )
 def test_unknown_name(name, message):

@@ -1,0 +1,123 @@
+"""Projections onto the dual cone {d: ⟨g_k, d⟩ ≥ 0 for every k}, of many vectors at once.
+
+The projection of Σ_k u_k g_k is Σ_k (u_k + y_k) g_k with the y ≥ 0 of least ‖Σ_k (u_k + y_k) g_k‖². Its conditions are
+
+    y ≥ 0,   s = M(u + y) ≥ 0,   y_k s_k = 0   for every k,
+
+a linear complementarity problem. Block principal pivoting guesses the set F = {k: y_k > 0}, solves for y on it, and
+exchanges every index that turns out to be on the wrong side; the first guess is where the vector itself is in conflict.
+A handful of rounds is the rule. The problems share M, so each round is one stacked solve over those still unsettled,
+on systems as large as the largest F among them.
+
+Block pivoting may cycle, and a singular M leaves y undetermined. For the first there is Lawson and Hanson's method,
+one problem at a time. For the second, a ridge ρ‖y − c‖² is added: first with c = 0, which picks a y of about the least
+norm, then with c the last answer (proximal-point steps), which leaves nothing of the ridge in the projection.
+
+References:
+    J. J. Júdice, F. M. Pires. A block principal pivoting algorithm for large-scale strictly monotone linear
+    complementarity problems. Computers & Operations Research 21, 1994.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradbalance.solvers.exact import Array, active_set
+
+CONDITION = 1e6
+"""The inverse of M̂ may have entries up to this for its problems to be solved as they are."""
+
+RIDGE, PROXIMAL_STEPS, SOLVED = 1e-8, 10, 1e-13
+"""ρ, the most solves with it, and the error ρ |y − c| in the conditions (relative to y, if above 1) that needs no more."""
+
+ROUNDING = 1e-13
+"""y and s above minus this (relative to the largest |u| + |y|) count as non-negative."""
+
+ROUNDS = 20
+"""Most rounds of block pivoting."""
+
+
+def project(unit: Array, vectors: Array) -> Array:
+    """Project vectors onto the dual cone of K unit vectors.
+
+    Args:
+        unit: M̂, Gramian of unit vectors, shape (K, K).
+        vectors: u, the vectors to project as coefficients of the unit vectors, shape (B, K).
+
+    Returns:
+        u + y, shape (B, K).
+    """
+    inner = vectors @ unit
+    if _well_conditioned(unit):
+        return vectors + _complementary(unit, inner, inner < 0)
+    ridged = unit + RIDGE * np.eye(len(unit))
+    y = _complementary(ridged, inner, inner < 0)
+    for _ in range(PROXIMAL_STEPS):
+        last, y = y, _complementary(ridged, inner - RIDGE * y, y > 0)
+        if RIDGE * abs(y - last).max() <= SOLVED * max(1.0, y.max()):
+            break
+    return vectors + y
+
+
+def _well_conditioned(unit: Array) -> bool:
+    try:
+        inverse = np.linalg.inv(unit)
+    except np.linalg.LinAlgError:
+        return False
+    return bool(inverse.diagonal().min() > 0 and inverse.max() < CONDITION)  # of a PSD matrix none exceeds the diagonal
+
+
+def _complementary(m: Array, b: Array, guess: NDArray[np.bool_]) -> Array:
+    """Solve y ≥ 0, My + b ≥ 0, yᵀ(My + b) = 0 for every row of b, with M positive definite.
+
+    Args:
+        m: M, shape (K, K).
+        b: shape (B, K).
+        guess: where y may be positive, shape (B, K).
+
+    Returns:
+        y, shape (B, K).
+    """
+    y = np.zeros_like(b)
+    free = guess.copy()
+    open_ = (free | (b < 0)).any(1).nonzero()[0]  # the problems still to be solved
+    for _ in range(ROUNDS):
+        if len(open_) == 0:
+            return y
+        inside = free[open_]
+        found = _solve_inside(m, b[open_], inside)
+        slack = b[open_] + found @ m
+        tolerance = ROUNDING * np.maximum(1.0, found.max(1, keepdims=True))
+        wrong = np.where(inside, found, slack) < -tolerance
+        y[open_] = np.maximum(found, 0.0)
+        free[open_] = inside ^ wrong
+        open_ = open_[wrong.any(1)]
+    for row in open_:
+        y[row] = _without_cycling(m, b[row])
+    return y
+
+
+def _solve_inside(m: Array, b: Array, inside: NDArray[np.bool_]) -> Array:
+    """Solve (My + b)_k = 0 for k inside, y_k = 0 outside; each problem's inside is gathered to the front."""
+    count, size = inside.sum(1), len(m)
+    padding = np.arange(count.max()) >= count[:, None]
+    order = (~inside).argsort(1, kind="stable")[:, : count.max()]
+    order[padding] = size  # a row of zeros
+    bordered = np.zeros((size + 1, size + 1))
+    bordered[:size, :size] = m
+    systems = bordered.ravel().take(order[:, :, None] * (size + 1) + order[:, None, :])
+    systems.reshape(len(b), -1)[:, :: count.max() + 1] += padding  # 1 on its diagonal
+    rows = np.arange(len(b))[:, None]
+    y = np.zeros((len(b), size + 1))
+    right = np.concatenate([-b, y[:, :1]], 1)[rows, order]
+    y[rows, order] = np.linalg.solve(systems, right[..., None])[..., 0]
+    return y[:, :size]
+
+
+def _without_cycling(m: Array, b: Array) -> Array:
+    """Solve a single problem by Lawson and Hanson's method."""
+    return active_set(
+        lambda rows: np.linalg.solve(m[rows[:, None], rows], -b[rows]),
+        lambda y: m @ y + b,
+        len(b),
+        np.zeros(len(b)),
+    )[0]
