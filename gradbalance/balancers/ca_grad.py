@@ -79,25 +79,30 @@ def _addition(unit: Array, norms: Array, c: float) -> Array:
 
 
 def _within_ball(m: Array, with_mean: Array, radius: float, c: float) -> Array | None:
-    """Find t with ‖g_w(t)‖ = radius t, w(t) giving the min-norm point of the g_k + t g_0; return w / t, None if t = 0."""
+    """Find t with ‖g_w(t)‖ = radius t, w(t) giving the min-norm point of the g_k + t g_0.
+
+    Returns:
+        w / t, or None if g_w vanishes, and with it t.
+    """
     norms, square = np.sqrt(m.diagonal()), (radius / c) ** 2
     low, high = 0.0, norms.max() / radius * (1.0 + ACCURACY)
     t = min(1.0 / c, high)  # right if w is uniform
     for _ in range(SOLVES):
         w = _min_norm(m + t * (with_mean[:, None] + with_mean) + t**2 * square)
-        length = math.sqrt(max(w @ m @ w, 0.0))
+        length = math.sqrt(max(float(w @ m @ w), 0.0))
         if length <= VANISHING * (w @ norms):
             return None
         if abs(length**2 - (radius * t) ** 2) <= ACCURACY * length**2 + ROUNDING * (w @ norms) ** 2:
             break
         low, high = (t, high) if length > radius * t else (low, t)
-        t = _next(m, with_mean, radius, t, w)
+        t = _next_t(m, with_mean, radius, t, w)
         if not low < t < high:
             t = math.sqrt(low * high) if low > 0.0 else high / 10.0
-    return w / t
+    x: Array = w / t
+    return x
 
 
-def _next(m: Array, with_mean: Array, radius: float, t: float, w: Array) -> float:
+def _next_t(m: Array, with_mean: Array, radius: float, t: float, w: Array) -> float:
     """Solve for t while the set {k: w_k > 0} lasts; infinity where there is no solution.
 
     On it w(t) = w(0) + t v, and w(0), the min-norm point of the affine hull, is orthogonal to v: ‖g_w(t)‖² = a + b t².

@@ -46,6 +46,6 @@ class NashMTL(Balancer):
         if len(rows) > 0:
             beta = fair_weights(unit, np.ones(len(rows)), 1.0)
             if self.max_norm is not None:
-                beta *= min(1.0, self.max_norm / max(math.sqrt(max(beta @ unit @ beta, 0.0)), self.max_norm))
+                beta *= self.max_norm / max(self.max_norm, math.sqrt(max(float(beta @ unit @ beta), 0.0)))
             found[rows] = beta / norms
         return torch.from_numpy(found)

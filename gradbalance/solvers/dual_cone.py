@@ -26,8 +26,11 @@ from gradbalance.solvers.exact import Array, active_set
 CONDITION = 1e6
 """The inverse of M̂ may have entries up to this for its problems to be solved as they are."""
 
-RIDGE, PROXIMAL_STEPS, SOLVED = 1e-8, 10, 1e-13
-"""ρ, the most solves with it, and the error ρ |y − c| in the conditions (relative to y, if above 1) that needs no more."""
+RIDGE, PROXIMAL_STEPS = 1e-8, 10
+"""ρ, and the most proximal-point steps."""
+
+SOLVED = 1e-13
+"""The error in the conditions, which is ρ |y − c|, that needs no further step (relative to y, if above 1)."""
 
 ROUNDING = 1e-13
 """y and s above minus this (relative to the largest |u| + |y|) count as non-negative."""
@@ -79,7 +82,7 @@ def _complementary(m: Array, b: Array, guess: NDArray[np.bool_]) -> Array:
     """
     y = np.zeros_like(b)
     free = guess.copy()
-    open_ = (free | (b < 0)).any(1).nonzero()[0]  # the problems still to be solved
+    open_ = np.flatnonzero((free | (b < 0)).any(axis=1))  # the problems still to be solved
     for _ in range(ROUNDS):
         if len(open_) == 0:
             return y
@@ -115,9 +118,8 @@ def _solve_inside(m: Array, b: Array, inside: NDArray[np.bool_]) -> Array:
 
 def _without_cycling(m: Array, b: Array) -> Array:
     """Solve a single problem by Lawson and Hanson's method."""
-    return active_set(
-        lambda rows: np.linalg.solve(m[rows[:, None], rows], -b[rows]),
-        lambda y: m @ y + b,
-        len(b),
-        np.zeros(len(b)),
-    )[0]
+
+    def solve_rows(rows: NDArray[np.intp]) -> Array:
+        return np.asarray(np.linalg.solve(m[rows[:, None], rows], -b[rows]), dtype=np.float64)
+
+    return active_set(solve_rows, lambda y: m @ y + b, len(b), np.zeros(len(b)))[0]

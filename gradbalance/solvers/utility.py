@@ -46,7 +46,7 @@ def fair_weights(unit: Array, w: Array, p: float) -> Array:
     """
     shortest = exact.solve(unit, np.ones(len(w)))
     if shortest @ unit @ shortest <= STATIONARY**2:
-        return shortest * w.sum() ** (1.0 / (1.0 + p))
+        return np.asarray(shortest * w.sum() ** (1.0 / (1.0 + p)))
     start = w ** (1.0 / (1.0 + p))  # the answer for orthogonal vectors
     if p < 1.0:
         q = 1.0 / p
@@ -80,7 +80,7 @@ def maximise(n: Array, a: Array, v: Array, q: float, start: Array) -> Array:
         size = abs(dz / z).max()
         if CONVERGED < size < 1e-2 and size > last / 2:
             break  # so near a stationary point that rounding is all that is left
-        x = x + _step_length(dx @ nx, dx @ n @ dx, z, dz, pull, q) * dx
+        x = x + _step_length(float(dx @ nx), float(dx @ n @ dx), z, dz, pull, q) * dx
         if size <= CONVERGED:
             break
         last = size
