@@ -9,12 +9,12 @@ import cvxpy as cp
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import root
+from scipy.optimize import linprog, root
 from torch import Tensor
 from torchjd.aggregation import CAGradWeighting, DualProjWeighting, FairGradWeighting, UPGradWeighting
 from torchjd.linalg import QuadprogProjector
 
-from gradbalance.balancers import CAGrad, DualProj, FairGrad, NashMTL, UPGrad
+from gradbalance.balancers import EPO, CAGrad, DualProj, FairGrad, NashMTL, UPGrad
 
 Array = NDArray[np.float64]
 
@@ -65,6 +65,38 @@ def ca_grad_by_cvxpy(m: Tensor, c: float) -> Tensor:
     return torch.from_numpy(found)
 
 
+def epo_losses(m: Tensor) -> Tensor:
+    """Losses to go with a Gramian, away from the wanted proportion."""
+    return m.diagonal() * (1.0 + torch.arange(len(m)) / len(m))
+
+
+def epo_by_scipy(m: Tensor, tolerance: float) -> Tensor:
+    """State the paper's two linear programs (equal preferences) and solve them by scipy's HiGHS."""
+    c, size = m.numpy(), len(m)
+    shares = (epo_losses(m) / epo_losses(m).sum()).numpy()
+    non_uniformity = shares @ np.log(size * shares)
+    by_anchor = c @ (np.log(size * shares) - non_uniformity) / size
+    if non_uniformity > tolerance:
+        objective, constraints = by_anchor, c
+        least = np.where(by_anchor > 0, -np.inf, by_anchor if by_anchor.max() > 0 else 0.0)
+        least[shares.argmax()] = 0.0
+    else:
+        objective, constraints = c.sum(axis=1), np.vstack([c, by_anchor])
+        least = np.append(np.zeros(size), min(0.0, by_anchor.max()))
+    for rows in (least > -np.inf, np.arange(len(least)) < size):
+        found = linprog(-objective, -constraints[rows], -least[rows], np.ones((1, size)), [1.0], method="highs")
+        if found.status == 0:
+            break
+    return torch.from_numpy(found.x)
+
+
+def _epo_difference(tolerance: float) -> float:
+    def own(m: Tensor) -> Tensor:
+        return EPO(tolerance=tolerance).coefficients(m, epo_losses(m))
+
+    return largest_difference(own, lambda m: epo_by_scipy(m, tolerance))
+
+
 def _factor(m: Tensor) -> Array:
     eigenvalues, vectors = np.linalg.eigh(m.numpy())
     return np.asarray(vectors * np.sqrt(np.maximum(eigenvalues, 0.0)))
@@ -90,6 +122,8 @@ PAIRS: dict[tuple[str, str], Callable[[], float]] = {
     ("ca_grad", "cvxpy"): lambda: largest_difference(CAGrad(0.5).coefficients, lambda m: ca_grad_by_cvxpy(m, 0.5)),
     ("ca_grad", "torchjd"): lambda: largest_difference(CAGrad(0.5).coefficients, CAGradWeighting(0.5, norm_eps=0.0)),
     ("upgrad", "torchjd"): lambda: largest_difference(UPGrad().coefficients, UPGradWeighting(projector=EXACT)),
+    ("epo, balance", "scipy"): lambda: _epo_difference(0.0),
+    ("epo, descent", "scipy"): lambda: _epo_difference(100.0),
     ("dual_proj", "torchjd"): lambda: largest_difference(DualProj().coefficients, DualProjWeighting(projector=EXACT)),
 }
 """(method, oracle) -> largest difference. torchjd's NashMTL is not here: it needs a solver (ecos) that is no longer

@@ -7,6 +7,7 @@ from typing import Any
 from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.ca_grad import CAGrad
 from gradbalance.balancers.dual_proj import DualProj
+from gradbalance.balancers.epo import EPO
 from gradbalance.balancers.fair_grad import FairGrad
 from gradbalance.balancers.marble import Marble
 from gradbalance.balancers.mgda import MGDA
@@ -16,6 +17,7 @@ from gradbalance.balancers.upgrad import UPGrad
 from gradbalance.balancers.weighted_sum import WeightedSum
 
 __all__ = [
+    "EPO",
     "MGDA",
     "Balancer",
     "CAGrad",
@@ -33,6 +35,7 @@ __all__ = [
 _BALANCERS: dict[str, type[Balancer]] = {
     "ca_grad": CAGrad,
     "dual_proj": DualProj,
+    "epo": EPO,
     "fair_grad": FairGrad,
     "marble": Marble,
     "mgda": MGDA,

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from gradbalance.balancers import (
+    EPO,
     MGDA,
     Balancer,
     CAGrad,
@@ -119,6 +120,10 @@ SOLVING = {
         stationary=True,
         equivariant=False,
         drops_zero=False,
+    ),
+    "epo": Entry(lambda k: EPO(), equivariant=False),
+    "epo, preference": Entry(
+        lambda k: EPO([1.0 + i for i in range(k)], tolerance=0.1), equivariant=False, drops_zero=False
     ),
 }
 

@@ -264,7 +264,7 @@ def test_repr_names_the_options(name):
 
 
 def test_available():
-    expected = "ca_grad dual_proj fair_grad marble mgda nash_mtl pcgrad upgrad weighted_sum"
+    expected = "ca_grad dual_proj epo fair_grad marble mgda nash_mtl pcgrad upgrad weighted_sum"
     assert available() == expected.split()
     assert all(isinstance(get(name), Balancer) for name in available())
 
