@@ -21,6 +21,9 @@ ACCURACY = 1e-12
 ROUNDING = 1e-15
 """Error of the square of a sum of gradients, relative to the square of the sum of their norms."""
 
+RIDGE = 1e-14
+"""Added to the diagonal of a unit Gramian that may be singular, where only the length of Σ_k v_k g_k counts."""
+
 SOLVES = 60
 """Most min-norm problems solved; about three are needed."""
 
@@ -114,7 +117,8 @@ def _next_t(m: Array, with_mean: Array, radius: float, t: float, w: Array) -> fl
     system[:-1, :-1] = part / (norms[:, None] * norms)
     system[-1, :-1] = system[:-1, -1] = norms.min() / norms
     right = np.append(-with_mean[rows] / norms, 0.0)
-    v = np.linalg.lstsq(system, right, rcond=1e-12)[0][:-1] / norms
+    system.ravel()[: -1 : len(rows) + 2] *= 1.0 + RIDGE
+    v = np.linalg.solve(system, right)[:-1] / norms
     b = v @ part @ v
     a = max(w @ m @ w - b * t**2, (VANISHING / 100 * (w[rows] @ norms)) ** 2)  # 0 only up to rounding
     return math.sqrt(a / (radius**2 - b)) if b < radius**2 else math.inf

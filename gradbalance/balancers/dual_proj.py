@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import array, sized, vector
+from gradbalance.balancers.checks import array, parts, vector
 from gradbalance.solvers.checks import unit_gramian
 from gradbalance.solvers.dual_cone import project
 
@@ -42,11 +42,8 @@ class DualProj(Balancer):
         """Return λ; 0 for objectives without gradient."""
         rows, norms, unit = unit_gramian(array(gramian))
         found = np.zeros(len(gramian))
-        if self.preference is None:
-            parts = norms / max(len(rows), 1)
-        else:
-            parts = norms * sized("preference", self.preference, len(gramian))[rows]
         if len(rows) > 0:
-            largest = parts.max()
-            found[rows] = largest * project(unit, parts[None] / largest)[0] / norms
+            lengths = norms * parts("preference", self.preference, rows, len(gramian))
+            largest = lengths.max()
+            found[rows] = largest * project(unit, lengths[None] / largest)[0] / norms
         return torch.from_numpy(found)

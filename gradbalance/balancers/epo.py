@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import Array, array, loss_values, number, sized, vector
+from gradbalance.balancers.checks import Array, array, loss_values, number, parts, vector
 from gradbalance.solvers import linear, min_norm
 from gradbalance.solvers.checks import active_rows
 
@@ -64,11 +64,11 @@ class EPO(Balancer):
         bad = [int(k) for k in rows if not 0.0 <= values[k] < np.inf]
         if bad:
             raise ValueError(f"EPO needs losses ≥ 0, got {values[bad[0]]} for objective {bad[0]}")
-        preference = np.ones(len(m)) if self.preference is None else sized("preference", self.preference, len(m))
         found = np.zeros(len(m))
         if len(rows) > 0:
-            part = m[rows[:, None], rows] / norms.max() ** 2
-            found[rows] = _search(part, values[rows], preference[rows] / preference[rows].sum(), self.tolerance)
+            preference = parts("preference", self.preference, rows, len(m))
+            relative = m[rows[:, None], rows] / norms.max() ** 2
+            found[rows] = _search(relative, values[rows], preference / preference.sum(), self.tolerance)
         return torch.from_numpy(found)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import array, sized, vector
+from gradbalance.balancers.checks import array, parts, vector
 from gradbalance.solvers.checks import unit_gramian
 from gradbalance.solvers.dual_cone import project
 
@@ -42,10 +42,7 @@ class UPGrad(Balancer):
         """Return λ; 0 for objectives without gradient."""
         rows, norms, unit = unit_gramian(array(gramian))
         found = np.zeros(len(gramian))
-        if self.preference is None:
-            parts = norms / max(len(rows), 1)
-        else:
-            parts = norms * sized("preference", self.preference, len(gramian))[rows]
         if len(rows) > 0:
-            found[rows] = parts @ project(unit, np.eye(len(rows))) / norms
+            lengths = norms * parts("preference", self.preference, rows, len(gramian))
+            found[rows] = lengths @ project(unit, np.eye(len(rows))) / norms
         return torch.from_numpy(found)

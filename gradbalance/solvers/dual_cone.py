@@ -18,6 +18,8 @@ References:
     complementarity problems. Computers & Operations Research 21, 1994.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +27,9 @@ from gradbalance.solvers.exact import Array, active_set
 
 CONDITION = 1e6
 """The inverse of M̂ may have entries up to this for its problems to be solved as they are."""
+
+ACCURATE = 1e3
+"""With entries up to this the inverse is accurate enough to solve with."""
 
 RIDGE, PROXIMAL_STEPS = 1e-8, 10
 """ρ, and the most proximal-point steps."""
@@ -50,8 +55,9 @@ def project(unit: Array, vectors: Array) -> Array:
         u + y, shape (B, K).
     """
     inner = vectors @ unit
-    if _well_conditioned(unit):
-        return vectors + _complementary(unit, inner, inner < 0)
+    inverse, size = _inverse(unit)
+    if size < CONDITION:
+        return vectors + _complementary(unit, inner, inner < 0, inverse if size < ACCURATE else None)
     ridged = unit + RIDGE * np.eye(len(unit))
     y = _complementary(ridged, inner, inner < 0)
     for _ in range(PROXIMAL_STEPS):
@@ -61,21 +67,24 @@ def project(unit: Array, vectors: Array) -> Array:
     return vectors + y
 
 
-def _well_conditioned(unit: Array) -> bool:
+def _inverse(m: Array) -> tuple[Array | None, float]:
+    """Return the inverse and its largest entry, infinite where there is none."""
     try:
-        inverse = np.linalg.inv(unit)
+        inverse = np.asarray(np.linalg.inv(m), dtype=np.float64)
     except np.linalg.LinAlgError:
-        return False
-    return bool(inverse.diagonal().min() > 0 and inverse.max() < CONDITION)  # of a PSD matrix none exceeds the diagonal
+        return None, math.inf
+    diagonal = inverse.diagonal()  # no entry of a positive definite matrix exceeds it
+    return inverse, float(diagonal.max()) if diagonal.min() > 0 else math.inf
 
 
-def _complementary(m: Array, b: Array, guess: NDArray[np.bool_]) -> Array:
+def _complementary(m: Array, b: Array, guess: NDArray[np.bool_], inverse: Array | None = None) -> Array:
     """Solve y ≥ 0, My + b ≥ 0, yᵀ(My + b) = 0 for every row of b, with M positive definite.
 
     Args:
         m: M, shape (K, K).
         b: shape (B, K).
         guess: where y may be positive, shape (B, K).
+        inverse: of M, if accurate.
 
     Returns:
         y, shape (B, K).
@@ -87,11 +96,10 @@ def _complementary(m: Array, b: Array, guess: NDArray[np.bool_]) -> Array:
         if len(open_) == 0:
             return y
         inside = free[open_]
-        found = _solve_inside(m, b[open_], inside)
-        slack = b[open_] + found @ m
+        found, slack = _solve(m, inverse, b[open_], inside)
         tolerance = ROUNDING * np.maximum(1.0, found.max(1, keepdims=True))
         wrong = np.where(inside, found, slack) < -tolerance
-        y[open_] = np.maximum(found, 0.0)
+        y[open_] = np.where(inside, np.maximum(found, 0.0), 0.0)
         free[open_] = inside ^ wrong
         open_ = open_[wrong.any(1)]
     for row in open_:
@@ -99,9 +107,21 @@ def _complementary(m: Array, b: Array, guess: NDArray[np.bool_]) -> Array:
     return y
 
 
+def _solve(m: Array, inverse: Array | None, b: Array, inside: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Return y and s = My + b with s_k = 0 inside and y_k = 0 outside.
+
+    With y = M⁻¹s − M⁻¹b in place of s = My + b the two change roles, and the smaller systems can be chosen.
+    """
+    if inverse is not None and (~inside).sum(1).max() < inside.sum(1).max():
+        s = _solve_inside(inverse, -b @ inverse, ~inside)
+        return (s - b) @ inverse, s
+    y = _solve_inside(m, b, inside)
+    return y, b + y @ m
+
+
 def _solve_inside(m: Array, b: Array, inside: NDArray[np.bool_]) -> Array:
     """Solve (My + b)_k = 0 for k inside, y_k = 0 outside; each problem's inside is gathered to the front."""
-    count, size = inside.sum(1), len(m)
+    count, size = inside.sum(axis=1), len(m)
     padding = np.arange(count.max()) >= count[:, None]
     order = (~inside).argsort(1, kind="stable")[:, : count.max()]
     order[padding] = size  # a row of zeros
