@@ -3,16 +3,16 @@
 Every decision is relative to the largest row, so that rescaling all gradients changes nothing.
 """
 
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-AnyArray = TypeVar("AnyArray", NDArray[Any], Tensor)
+from gradbalance.solvers.exact import Array
 
-Array: TypeAlias = NDArray[np.float64]
+AnyArray = TypeVar("AnyArray", NDArray[Any], Tensor)
 
 NEGLIGIBLE_NORM = 1e-20
 """A gradient is taken for zero when its norm is at most this share of the largest norm."""

@@ -28,7 +28,10 @@ CONVERGED = 1e-8
 STEPS = 100
 """Most Newton steps; about 5 are needed, a few more near a stationary point."""
 
-RIDGE = 1e-15
+ROUNDING = 1e-16
+"""A square that is not at least this share of its parts, or an entry of Ax that is not positive, is set to it."""
+
+RIDGE = 1e-14
 """Share of a diagonal added to a matrix that may be singular, where any solution will do."""
 
 
@@ -50,11 +53,12 @@ def fair_weights(unit: Array, w: Array, p: float) -> Array:
     start = w ** (1.0 / (1.0 + p))  # the answer for orthogonal vectors
     if p < 1.0:
         q = 1.0 / p
-        start = (w / (unit @ maximise(unit, unit, w**q, q, shortest))) ** q
-    return maximise(unit, np.eye(len(w)), w, p, start)
+        _, z = maximise(unit, unit, w**q, q, shortest)
+        start = (w / z) ** q
+    return maximise(unit, np.eye(len(w)), w, p, start)[0]
 
 
-def maximise(n: Array, a: Array, v: Array, q: float, start: Array) -> Array:
+def maximise(n: Array, a: Array, v: Array, q: float, start: Array) -> tuple[Array, Array]:
     """Maximise the utility Σ_k v_k ψ_q((Ax)_k) − ½ xᵀNx over {x: Ax > 0}.
 
     Args:
@@ -65,26 +69,36 @@ def maximise(n: Array, a: Array, v: Array, q: float, start: Array) -> Array:
         start: x with Ax > 0, shape (K,).
 
     Returns:
-        x, shape (K,).
+        x and z = Ax > 0, shape (K,) each. Where rounding leaves no better point, the last one.
     """
-    x, last = start, math.inf
+    x, z, last = start, a @ start, math.inf
+    z = np.where(z > 0, z, ROUNDING * z.max())
     for _ in range(STEPS):
-        z, nx = a @ x, n @ x
-        ray = ((v @ z ** (1.0 - q)) / (x @ nx)) ** (1.0 / (1.0 + q))
+        nx = n @ x
+        square = max(float(x @ nx), ROUNDING * float(abs(x).sum()) ** 2)
+        ray = ((v @ z ** (1.0 - q)) / square) ** (1.0 / (1.0 + q))
         x, z, nx = ray * x, ray * z, ray * nx
         pull = v * z**-q
-        hessian = n + (a.T * (q * pull / z)) @ a
-        hessian.ravel()[:: len(x) + 1] *= 1.0 + RIDGE
-        dx = np.linalg.solve(hessian, pull @ a - nx)
+        dx = _newton_step(n + (a.T * (q * pull / z)) @ a, pull @ a - nx)
         dz = a @ dx
         size = abs(dz / z).max()
         if CONVERGED < size < 1e-2 and size > last / 2:
             break  # so near a stationary point that rounding is all that is left
-        x = x + _step_length(float(dx @ nx), float(dx @ n @ dx), z, dz, pull, q) * dx
+        step = _step_length(float(dx @ nx), float(dx @ n @ dx), z, dz, pull, q)
+        x, z = x + step * dx, z + step * dz
         if size <= CONVERGED:
             break
         last = size
-    return x
+    return x, z
+
+
+def _newton_step(hessian: Array, slope: Array) -> Array:
+    """Solve for the step; none if the matrix is singular in spite of the ridge."""
+    hessian.ravel()[:: len(slope) + 1] *= 1.0 + RIDGE
+    try:
+        return np.asarray(np.linalg.solve(hessian, slope), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        return np.zeros_like(slope)
 
 
 def _step_length(start: float, curvature: float, z: Array, dz: Array, pull: Array, q: float) -> float:

@@ -25,6 +25,17 @@ def test_the_equation_holds_or_a_combination_vanishes(gradients, p, spread):
         assert abs(m @ beta - wanted).max() <= 1e-12 * max(beta.sum(), wanted.max())
 
 
+@settings(max_examples=200, deadline=None)
+@given(zoo(families=("low rank", "nearly duplicated", "opposite")), st.sampled_from([0.1, 0.5, 1.0, 2.0, 10.0]))
+def test_products_in_float32_that_are_not_quite_semidefinite(gradients, p):
+    gradients = unit(gradients).astype(np.float32)
+    m = (gradients @ gradients.T).astype(np.float64)
+    norms = np.sqrt(m.diagonal())
+    beta = utility.fair_weights((m + m.T) / (2 * norms[:, None] * norms), np.ones(len(m)), p)
+    assert np.isfinite(beta).all()
+    assert beta.min() >= 0
+
+
 @pytest.mark.parametrize("q", [1.0, 2.0])
 def test_noise_that_costs_length_but_brings_no_progress(q):
     """N is not the matrix that progress comes from: here against a general minimiser."""
@@ -43,4 +54,4 @@ def test_noise_that_costs_length_but_brings_no_progress(q):
 
     start = np.linalg.solve(u, np.ones(4))
     expected = minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-14, "maxiter": 10000}).x
-    np.testing.assert_allclose(utility.maximise(n, u, v, q, start), expected, rtol=1e-5)
+    np.testing.assert_allclose(utility.maximise(n, u, v, q, start)[0], expected, rtol=1e-5)
