@@ -45,11 +45,19 @@ def fair_weights(unit: Array, w: Array, p: float) -> Array:
 
     Returns:
         β > 0, shape (K,). Where a convex combination of the vectors vanishes and there is no solution, the weights of
-        that combination, times (Σ_k w_k)^{1/(1+p)}, so that they go with w as a solution would.
+        that combination, times (Σ_k w_k)^{1/(1+p)}, so that they go with w as a solution would. The same where the
+        solution has numbers too large for float64, which takes a combination that nearly vanishes.
     """
     shortest = exact.solve(unit, np.ones(len(w)))
-    if shortest @ unit @ shortest <= STATIONARY**2:
-        return np.asarray(shortest * w.sum() ** (1.0 / (1.0 + p)))
+    if shortest @ unit @ shortest > STATIONARY**2:
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            beta = _solution(unit, w, p, shortest)
+        if np.isfinite(beta).all():
+            return beta
+    return np.asarray(shortest * w.sum() ** (1.0 / (1.0 + p)))
+
+
+def _solution(unit: Array, w: Array, p: float, shortest: Array) -> Array:
     start = w ** (1.0 / (1.0 + p))  # the answer for orthogonal vectors
     if p < 1.0:
         q = 1.0 / p

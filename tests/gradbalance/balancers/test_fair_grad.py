@@ -64,6 +64,15 @@ def test_from_the_sum_to_max_min():
     assert directions[-1] @ direction(MGDA()) > 0.99
 
 
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e8, 1e12])
+@pytest.mark.parametrize("angle", [1e-3, 3e-7, 1e-8])
+def test_nearly_opposite_gradients_of_unlike_lengths_give_finite_numbers(size, angle):
+    m = gramian(np.array([[1.0, 0.0], [-size, size * angle]]))
+    found = FairGrad(10.0).coefficients(m)
+    assert found.isfinite().all()
+    assert (found >= 0).all()
+
+
 @pytest.mark.parametrize("value", [0, 0.05, 11.0, "2"])
 def test_a_bad_alpha(value):
     with pytest.raises(ValueError, match=r"alpha must be a number in \[0.1, 10\], got"):
