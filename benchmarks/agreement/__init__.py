@@ -13,12 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.agreement import losses, projecting
+from benchmarks.agreement import losses, projecting, solving
 
-PAIRS: dict[tuple[str, str], Callable[[], float]] = {**losses.PAIRS, **projecting.PAIRS}
+PAIRS: dict[tuple[str, str], Callable[[], float]] = {**losses.PAIRS, **projecting.PAIRS, **solving.PAIRS}
 """(method, oracle) -> the function that measures their difference."""
 
-EXPLAINED: dict[tuple[str, str], str] = {**projecting.EXPLAINED}
+EXPLAINED: dict[tuple[str, str], str] = {**projecting.EXPLAINED, **solving.EXPLAINED}
 """Pairs that differ by more than 1e-6, and why."""
 
 

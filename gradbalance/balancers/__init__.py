@@ -6,11 +6,15 @@ from typing import Any
 
 from gradbalance.balancers.aligned_mtl import AlignedMTL
 from gradbalance.balancers.base import Balancer
+from gradbalance.balancers.ca_grad import CAGrad
 from gradbalance.balancers.con_fig import ConFIG
 from gradbalance.balancers.cr_mogm import CRMOGM
 from gradbalance.balancers.db_mtl import DBMTL
+from gradbalance.balancers.dual_proj import DualProj
 from gradbalance.balancers.dwa import DWA
+from gradbalance.balancers.epo import EPO
 from gradbalance.balancers.excess_mtl import ExcessMTL
+from gradbalance.balancers.fair_grad import FairGrad
 from gradbalance.balancers.famo import FAMO
 from gradbalance.balancers.grad_norm import GradNorm
 from gradbalance.balancers.grad_vac import GradVac
@@ -22,6 +26,7 @@ from gradbalance.balancers.marble import Marble
 from gradbalance.balancers.mgda import MGDA
 from gradbalance.balancers.moco import MoCo
 from gradbalance.balancers.modo import MoDo
+from gradbalance.balancers.nash_mtl import NashMTL
 from gradbalance.balancers.pcgrad import PCGrad
 from gradbalance.balancers.rlw import RLW
 from gradbalance.balancers.sdm_grad import SDMGrad
@@ -30,12 +35,14 @@ from gradbalance.balancers.specialist import Specialist
 from gradbalance.balancers.stch import STCH
 from gradbalance.balancers.uncertainty_weighting import UncertaintyWeighting
 from gradbalance.balancers.uniform import Uniform
+from gradbalance.balancers.upgrad import UPGrad
 from gradbalance.balancers.weighted_sum import WeightedSum
 
 __all__ = [
     "CRMOGM",
     "DBMTL",
     "DWA",
+    "EPO",
     "FAMO",
     "IMTLG",
     "IMTLL",
@@ -44,8 +51,11 @@ __all__ = [
     "STCH",
     "AlignedMTL",
     "Balancer",
+    "CAGrad",
     "ConFIG",
+    "DualProj",
     "ExcessMTL",
+    "FairGrad",
     "GradNorm",
     "GradVac",
     "Grouped",
@@ -53,10 +63,12 @@ __all__ = [
     "Marble",
     "MoCo",
     "MoDo",
+    "NashMTL",
     "PCGrad",
     "SDMGrad",
     "Sequential",
     "Specialist",
+    "UPGrad",
     "UncertaintyWeighting",
     "Uniform",
     "WeightedSum",
@@ -66,11 +78,15 @@ __all__ = [
 
 _BALANCERS: dict[str, type[Balancer]] = {
     "aligned_mtl": AlignedMTL,
+    "ca_grad": CAGrad,
     "config": ConFIG,
     "cr_mogm": CRMOGM,
     "db_mtl": DBMTL,
+    "dual_proj": DualProj,
     "dwa": DWA,
+    "epo": EPO,
     "excess_mtl": ExcessMTL,
+    "fair_grad": FairGrad,
     "famo": FAMO,
     "grad_norm": GradNorm,
     "grad_vac": GradVac,
@@ -82,6 +98,7 @@ _BALANCERS: dict[str, type[Balancer]] = {
     "mgda": MGDA,
     "moco": MoCo,
     "modo": MoDo,
+    "nash_mtl": NashMTL,
     "pcgrad": PCGrad,
     "rlw": RLW,
     "sdm_grad": SDMGrad,
@@ -90,6 +107,7 @@ _BALANCERS: dict[str, type[Balancer]] = {
     "stch": STCH,
     "uncertainty_weighting": UncertaintyWeighting,
     "uniform": Uniform,
+    "upgrad": UPGrad,
     "weighted_sum": WeightedSum,
 }
 

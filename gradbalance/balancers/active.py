@@ -1,13 +1,13 @@
 """Methods that solve something for the objectives that have a gradient, and give the others 0."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradbalance.balancers.checks import Array, array, sized
+from gradbalance.balancers.checks import Array, array
 from gradbalance.solvers.checks import active_rows
 
 Rows = NDArray[np.intp]
@@ -30,17 +30,3 @@ def over_active(gramian: Tensor, solve: Callable[[Array, Rows], Array]) -> Tenso
         part = m if len(rows) == len(m) else m[rows[:, None], rows]
         coefficients[rows] = solve(part, rows)
     return torch.from_numpy(coefficients)
-
-
-def preferred(preference: Sequence[float] | None, rows: Rows, size: int) -> Array:
-    """Return the preference among some of the objectives, with sum 1.
-
-    Args:
-        preference: one number > 0 for each of the K objectives; None: all equal.
-        rows: the objectives that count.
-        size: K.
-    """
-    if preference is None:
-        return np.full(len(rows), 1.0 / len(rows))
-    chosen = sized("preference", preference, size)[rows]
-    return np.asarray(chosen / chosen.sum())

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradbalance.balancers.active import Rows, over_active, preferred
+from gradbalance.balancers.active import Rows, over_active
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import Array, array, choice, vector
+from gradbalance.balancers.checks import Array, array, choice, parts, vector
 
 RANK = 1e-13
 """Eigenvalues below this share of the largest are rounding."""
@@ -56,7 +56,8 @@ class AlignedMTL(Balancer):
             eigenvalues, vectors = map(array, torch.linalg.eigh(torch.from_numpy(m)))  # faster than numpy's
             first = int(np.searchsorted(eigenvalues, RANK * eigenvalues[-1], side="right"))
             kept, basis = eigenvalues[first:], vectors[:, first:]
-            components = preferred(self.preference, rows, len(gramian)) @ basis
+            shares = parts("preference", self.preference, rows, len(gramian))
+            components = (shares / shares.sum()) @ basis
             return np.asarray(basis @ (components * np.sqrt(self.SCALES[self.scale_mode](kept) / kept)))
 
         return over_active(gramian, solve)

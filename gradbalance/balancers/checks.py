@@ -79,6 +79,26 @@ def sized(name: str, values: Sequence[float], size: int) -> Array:
     return np.array(values, dtype=np.float64)
 
 
+def parts(name: str, values: Sequence[float] | None, rows: NDArray[np.intp], size: int) -> Array:
+    """Return the objectives' parts in a sum over those that have a gradient.
+
+    Args:
+        name: of the option, for the message.
+        values: one number per objective, or None for the mean.
+        rows: indices of the objectives that have a gradient.
+        size: K.
+
+    Returns:
+        The numbers of these objectives, or 1 / their count for each.
+
+    Raises:
+        ValueError: there are not as many values as objectives.
+    """
+    if values is None:
+        return np.full(len(rows), 1.0 / max(len(rows), 1))
+    return sized(name, values, size)[rows]
+
+
 def loss_values(losses: Tensor | None, size: int, user: str) -> Array:
     """Return the K loss values as an array; NaN says that an objective is absent.
 

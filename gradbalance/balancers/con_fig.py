@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gradbalance.balancers.active import Rows, over_active, preferred
+from gradbalance.balancers.active import Rows, over_active
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import Array, vector
+from gradbalance.balancers.checks import Array, parts, vector
 from gradbalance.solvers.least_norm import least_norm
 
 VANISHED = 1e-12
@@ -46,7 +46,7 @@ class ConFIG(Balancer):
         def solve(m: Array, rows: Rows) -> Array:
             norms = np.sqrt(m.diagonal())
             unit = m / (norms[:, None] * norms)
-            wanted = preferred(self.preference, rows, len(gramian))
+            wanted = parts("preference", self.preference, rows, len(gramian))
             a = least_norm(unit, wanted)
             projections = unit @ a  # ⟨ĝ_k, u⟩
             if np.abs(projections).max() <= VANISHED * wanted.max():

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gradbalance.balancers.active import Rows, preferred
-from gradbalance.balancers.checks import Array, integer, number, vector
+from gradbalance.balancers.active import Rows
+from gradbalance.balancers.checks import Array, integer, number, parts, vector
 from gradbalance.balancers.simplex_descent import SimplexDescent
 from gradbalance.solvers.projection import onto_simplex
 
@@ -60,7 +60,8 @@ class SDMGrad(SimplexDescent):
         self.steps = integer("steps", steps, least=1)
 
     def _descend(self, start: Array, gramian: Array, rows: Rows, size: int) -> tuple[Array, Array]:
-        drawn = self.regularization * preferred(self.preference, rows, size)
+        shares = parts("preference", self.preference, rows, size)
+        drawn = self.regularization * shares / shares.sum()
         w, velocity = start, np.zeros(len(start))
         for _ in range(self.steps):
             velocity = self.momentum * velocity + gramian @ (w + drawn)

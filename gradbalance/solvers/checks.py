@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradbalance.solvers.exact import Array
+
 AnyArray = TypeVar("AnyArray", NDArray[Any], Tensor)
 
 NEGLIGIBLE_NORM = 1e-20
@@ -76,3 +78,18 @@ def active_rows(norms: AnyArray) -> AnyArray:
     """
     active: AnyArray = norms > NEGLIGIBLE_NORM * norms.max()
     return active
+
+
+def unit_gramian(gramian: Array) -> tuple[NDArray[np.intp], Array, Array]:
+    """Reduce a Gramian to its active rows, scaled to unit vectors.
+
+    Args:
+        gramian: M, shape (K, K).
+
+    Returns:
+        Indices of the A active rows, their norms ‖g_k‖, and M̂_kl = M_kl / (‖g_k‖ ‖g_l‖), shape (A, A).
+    """
+    norms = np.sqrt(gramian.diagonal())
+    rows = active_rows(norms).nonzero()[0]
+    norms = norms[rows]
+    return rows, norms, gramian[rows[:, None], rows] / (norms[:, None] * norms)

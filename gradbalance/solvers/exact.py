@@ -97,7 +97,7 @@ def _well_conditioned(gramian: Array, c: Array) -> Array | None:
         return y + last @ (target - part @ y)  # one refinement makes the residual independent of the conditioning
 
     try:
-        y, slack, free = _active_set(solve_rows, lambda y: h @ y - c, len(c))
+        y, slack, free = active_set(solve_rows, lambda y: h @ y - c, len(c))
     except np.linalg.LinAlgError:
         return None
     trusted = last.diagonal().min() > 0 and last.max() < CONDITION  # no entry of a PSD matrix exceeds its diagonal's
@@ -114,7 +114,7 @@ def _degenerate(gramian: Array, c: Array) -> Array:
     target = np.append(np.zeros(size), 1.0)
 
     def minimise(a: Array, b: Array, start: Array | None, rcond: float | None) -> Array:
-        return _active_set(
+        return active_set(
             lambda rows: np.asarray(np.linalg.lstsq(a[:, rows], b, rcond=rcond)[0]),  # the least-norm solution
             lambda y: a.T @ (a @ y - b),
             size,
@@ -142,7 +142,7 @@ def _degenerate(gramian: Array, c: Array) -> Array:
     return y
 
 
-def _active_set(
+def active_set(
     solve_rows: Callable[[NDArray[np.intp]], Array],
     slack_of: Callable[[Array], Array],
     size: int,

@@ -11,6 +11,7 @@ from gradbalance.balancers import (
     CRMOGM,
     DBMTL,
     DWA,
+    EPO,
     FAMO,
     IMTLG,
     IMTLL,
@@ -19,8 +20,11 @@ from gradbalance.balancers import (
     STCH,
     AlignedMTL,
     Balancer,
+    CAGrad,
     ConFIG,
+    DualProj,
     ExcessMTL,
+    FairGrad,
     GradNorm,
     GradVac,
     Grouped,
@@ -28,12 +32,14 @@ from gradbalance.balancers import (
     Marble,
     MoCo,
     MoDo,
+    NashMTL,
     PCGrad,
     SDMGrad,
     Sequential,
     Specialist,
     UncertaintyWeighting,
     Uniform,
+    UPGrad,
     WeightedSum,
 )
 from tests.gradbalance.gradient_zoo import gramian
@@ -58,7 +64,7 @@ class Entry:
     """
 
     make: Callable[[int], Balancer]
-    degree: int | None = 0
+    degree: float | None = 0
     invariant: bool = False
     no_conflict: bool | Literal["independent"] = False
     stationary: bool = False
@@ -66,7 +72,7 @@ class Entry:
     nonnegative: bool = True
     drops_zero: bool = True
     one: float | None = 1.0
-    one_degree: int = 0
+    one_degree: float = 0
 
     @property
     def solves(self):
@@ -182,6 +188,49 @@ WRAPPING = {
     ),
 }
 
+SOLVING = {
+    "nash_mtl": Entry(lambda k: NashMTL(), degree=-1, invariant=True, no_conflict=True, stationary=True, one_degree=-1),
+    "nash_mtl, max_norm": Entry(
+        lambda k: NashMTL(max_norm=0.5),
+        degree=-1,
+        invariant=True,
+        no_conflict=True,
+        stationary=True,
+        one=0.5,
+        one_degree=-1,
+    ),
+    "fair_grad": Entry(
+        lambda k: FairGrad(), degree=-1, invariant=True, no_conflict=True, stationary=True, one_degree=-1
+    ),
+    "fair_grad, 2": Entry(lambda k: FairGrad(2.0), degree=-4 / 3, no_conflict=True, stationary=True, one_degree=-4 / 3),
+    "fair_grad, 0.5": Entry(
+        lambda k: FairGrad(0.5), degree=-2 / 3, no_conflict=True, stationary=True, one_degree=-2 / 3
+    ),
+    "ca_grad": Entry(lambda k: CAGrad(), one=1.5),
+    "ca_grad, 0": Entry(lambda k: CAGrad(c=0.0)),
+    "ca_grad, 1": Entry(lambda k: CAGrad(c=1.0), no_conflict=True, stationary=True, one=2.0),
+    "upgrad": Entry(lambda k: UPGrad(), no_conflict=True, stationary=True),
+    "upgrad, preference": Entry(
+        lambda k: UPGrad([1.0 + i for i in range(k)]),
+        no_conflict=True,
+        stationary=True,
+        equivariant=False,
+        drops_zero=False,
+    ),
+    "dual_proj": Entry(lambda k: DualProj(), no_conflict=True, stationary=True),
+    "dual_proj, preference": Entry(
+        lambda k: DualProj([1.0 + i for i in range(k)]),
+        no_conflict=True,
+        stationary=True,
+        equivariant=False,
+        drops_zero=False,
+    ),
+    "epo": Entry(lambda k: EPO(), equivariant=False),
+    "epo, preference": Entry(
+        lambda k: EPO([1.0 + i for i in range(k)], tolerance=0.1), equivariant=False, drops_zero=False
+    ),
+}
+
 EVERY: dict[str, Entry] = {
     **FIXED,
     **LOSS_DRIVEN,
@@ -190,6 +239,7 @@ EVERY: dict[str, Entry] = {
     **PROJECTING,
     **CLOSED_FORMS,
     **DESCENDING,
+    **SOLVING,
     **WRAPPING,
 }
 

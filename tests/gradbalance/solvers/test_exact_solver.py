@@ -57,7 +57,7 @@ def test_a_linear_algebra_that_lies_cannot_trap_the_active_set():
     """Solutions drawn at random, signs included: it stops, with a point that is not negative."""
     rng = np.random.default_rng(0)
     for _ in range(50):
-        y, _, _ = exact._active_set(lambda rows: rng.standard_normal(len(rows)) + 0.5, lambda y: -np.ones(6), 6)
+        y, _, _ = exact.active_set(lambda rows: rng.standard_normal(len(rows)) + 0.5, lambda y: -np.ones(6), 6)
         assert y.min() >= 0
         assert np.isfinite(y).all()
 
@@ -98,7 +98,7 @@ def test_an_entry_that_leaves_as_it_enters_ends_the_search():
         calls.append(rows)
         return np.where(rows == 2, -1.0, 1.0)  # the third never stays in
 
-    y, _, free = exact._active_set(solve_rows, lambda y: np.array([0.0, 0.0, -1.0]), 3)
+    y, _, free = exact.active_set(solve_rows, lambda y: np.array([0.0, 0.0, -1.0]), 3)
     assert y.tolist() == [1.0, 1.0, 0.0]
     assert free.tolist() == [True, True, True]
     assert len(calls) == 3
