@@ -40,12 +40,12 @@ def test_k_finite_numbers_in_float64(name, gradients):
 
 
 @every
-@pytest.mark.parametrize("k", range(1, 33))
-def test_every_number_of_objectives_in_several_calls(name, k):
-    rng = np.random.default_rng(k)
-    balancer = EVERY[name].make(k)
-    for _ in range(3):
-        assert torch.isfinite(coefficients(name, rng.standard_normal((k, 2 * k)), balancer)).all()
+def test_every_number_of_objectives_in_several_calls(name):
+    for k in range(1, 33):
+        rng = np.random.default_rng(k)
+        balancer = EVERY[name].make(k)
+        for _ in range(3):
+            assert torch.isfinite(coefficients(name, rng.standard_normal((k, 2 * k)), balancer)).all(), k
 
 
 @every
