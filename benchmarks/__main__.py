@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console()
     if options.command == "list":
         for name, line in about.items():
-            console.print(f"{name:<10} {line}", highlight=False)
+            console.print(f"{name:<10} {line}", highlight=False, soft_wrap=True)
         return 0
     if options.out is not None and not options.out.parent.is_dir():
         parser.error(f"--out: the folder {options.out.parent} does not exist")

@@ -18,6 +18,7 @@ STARTS = ((-8.5, 7.5), (0.0, 0.0), (9.0, 9.0), (-7.5, -0.5), (9.0, -1.0))
 FRONT = -8.3552  # x_2 on the Pareto set, x_1 is in [−7, 7]
 LOWER = 5e-6
 SCALE = 0.1
+LEAST = (-20.0 * SCALE, -20.0)  # just below the least values: balancers are given losses from here, so that all are > 0
 
 
 def objectives(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +63,7 @@ def descend(make: list[Callable[[], Balancer]], *, steps: int, lr: float, record
             points.append(x.detach().clone())
         losses = objectives(x)
         gradients = torch.stack([torch.autograd.grad(loss.sum(), x, retain_graph=True)[0] for loss in losses], -2)
-        gramians, values = gradients @ gradients.mT, torch.stack(losses, -1).detach()
+        gramians, values = gradients @ gradients.mT, torch.stack(losses, -1).detach() - x.new_tensor(LEAST)
         coefficients = [
             torch.stack([balancer.coefficients(m, v) for balancer, m, v in zip(row, *of_method, strict=True)])
             for row, *of_method in zip(balancers, gramians, values, strict=True)

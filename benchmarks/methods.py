@@ -11,7 +11,9 @@ NEEDS_OPTIONS: dict[str, Callable[[int], Balancer]] = {
     "sequential": lambda k: balancers.get(
         "sequential", stages=[(1000, [float(i == j) for i in range(k)]) for j in range(k)]
     ),
-    "grouped": lambda k: balancers.get("grouped", groups=[list(range(k))[i::2] for i in range(min(k, 2))]),
+    "grouped": lambda k: balancers.get(
+        "grouped", balancer="marble", groups=[list(range(k))[i::2] for i in range(min(k, 2))]
+    ),
 }
 """K -> a balancer, for those that have no defaults."""
 

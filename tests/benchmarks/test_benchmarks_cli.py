@@ -1,0 +1,100 @@
+"""``python -m benchmarks``: every command runs, writes what it says, and refuses what it cannot do."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import agreement, landscape
+from benchmarks.__main__ import COMMANDS, main
+from benchmarks.methods import make
+from gradbalance.balancers import available
+
+
+@pytest.fixture(autouse=True)
+def _same_number_of_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_list_names_every_command(capsys):
+    assert main(["list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_method_can_be_made_for_any_number_of_objectives(name):
+    for k in (1, 2, 5, 32):
+        assert make(name, k).coefficients(torch.eye(k), torch.ones(k)).shape == (k,)
+
+
+def test_balancers(tmp_path, capsys):
+    out = tmp_path / "balancers.json"
+    assert main(["balancers", "--objectives", "2", "3", "--draws", "2", "--out", str(out)]) == 0
+    times = json.loads(out.read_text())["microseconds"]
+    assert list(times) == ["2", "3"]
+    for of_size in times.values():
+        assert sorted(of_size) == available()
+        assert all(time > 0 for families in of_size.values() for time in families.values())
+    assert "nash_mtl" in capsys.readouterr().out
+
+
+def test_agreement_of_one_method(tmp_path, capsys):
+    out = tmp_path / "agreement.json"
+    assert main(["agreement", "--methods", "uniform", "config", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["differences"]
+    assert sorted(found) == ["config", "uniform"]
+    assert all(0 <= difference < 1e-6 for oracles in found.values() for difference in oracles.values())
+
+
+def test_every_pair_is_of_a_balancer_there_is():
+    assert {method.split(",")[0] for method, _ in agreement.PAIRS} <= set(available())
+    assert agreement.EXPLAINED.keys() <= agreement.PAIRS.keys()
+
+
+def test_pictures(tmp_path, capsys):
+    out = tmp_path / "pictures.json"
+    methods = ["--methods", "marble", "weighted_sum", "famo"]
+    assert main(["pictures", "--folder", str(tmp_path), "--steps", "3", "--out", str(out), *methods]) == 0
+    assert (tmp_path / "choosing_directions.png").stat().st_size > 1000
+    assert (tmp_path / "choosing_paths.png").stat().st_size > 1000
+    figures = json.loads(out.read_text())
+    assert figures["min_cosine"]["marble"] > 0 > figures["min_cosine"]["weighted_sum"]
+    assert "famo" not in figures["min_cosine"]  # looks at no gradient
+    assert figures["arrived"]["marble"] == [False] * 5
+
+
+def test_the_landscape_has_its_known_minima():
+    best = landscape.objectives(torch.tensor([7.0, -8.4345], dtype=torch.float64))
+    assert best[0].item() == pytest.approx(-19.9894 * landscape.SCALE, abs=1e-4)
+    middle = landscape.objectives(torch.tensor([0.0, -8.3551], dtype=torch.float64))
+    assert middle[0].item() / landscape.SCALE == pytest.approx(-15.0916, abs=1e-4)
+    assert middle[1].item() == pytest.approx(-15.0916, abs=1e-4)
+
+
+def test_a_path_ends_where_it_should():
+    paths = landscape.descend([lambda: make("mgda", 2)], steps=1000, lr=0.02)
+    assert paths.points.shape == (11, 1, 5, 2)
+    assert torch.equal(paths.points[0, 0], torch.tensor(landscape.STARTS, dtype=torch.float64))
+    assert paths.arrived.tolist() == [[False, False, False, True, False]]  # the start that is nearest
+    assert abs(paths.points[-1, 0, 3, 1] - landscape.FRONT) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["balancers", "--draws", "0"], "--draws must be at least 1"),
+        (["balancers", "--methods", "marbel"], "no balancer is called 'marbel'; did you mean 'marble'"),
+        (["agreement", "--methods", "marbel"], "nothing to compare 'marbel' with"),
+        (["pictures", "--steps", "0"], "--steps must be at least 1"),
+        (["pictures", "--folder", "/nowhere"], "/nowhere does not exist"),
+        (["speed", "--batch", "0"], "--batch and --rounds must be at least 1"),
+        (["balancers", "--out", "/nowhere/x.json"], "the folder /nowhere does not exist"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
