@@ -140,8 +140,8 @@ class AffineLoss:
         Args:
             ratio: ρ = π/π_old of the samples or tokens, with graph, any shape S such as (N, T). A padded token needs a
                 finite ratio too: mask log π − log π_old before ``exp``.
-            advantages: Shape (K, *S), or with fewer or shorter dimensions to be filled up from the right: (K, N) is one
-                advantage for each sequence. Anything may stand where the mask is 0, NaN as well.
+            advantages: Shape (K, *S) or broadcastable to it; (K, N) is one advantage for each sequence of S = (N, T).
+                Anything may stand where the mask is 0, NaN as well.
             clip: ε, or (ε, ε′) for a range of [1−ε, 1+ε′] (DAPO's "clip-higher").
             mask: Which samples or tokens count: broadcastable to (K, *S), so the completion mask of shape (N, T), the
                 rewards that apply, of shape (K, N, 1), or both: ``completion_mask.bool() & applies``. Default: all.
