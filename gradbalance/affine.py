@@ -96,55 +96,107 @@ class AffineLoss:
 
     @classmethod
     def policy_gradient(
-        cls, log_probs: Tensor, advantages: Tensor, mask: Tensor | None = None, names: Sequence[str] | None = None
+        cls,
+        log_probs: Tensor,
+        advantages: Tensor,
+        mask: Tensor | None = None,
+        names: Sequence[str] | None = None,
+        *,
+        reduction: str = "mean",
     ) -> AffineLoss:
-        """REINFORCE with K advantages: L_k = −(1/n_k) Σ_i m_ki A_ki log π_i.
+        """REINFORCE with K advantages: L_k = −Σ_i c_ki A_ki log π_i, where c_ki = m_ki/n_k is the mean.
 
         Args:
             log_probs: log π of the samples or tokens, with graph, any shape S.
-            advantages: Shape (K, *S) or anything that broadcasts to it, such as (K, N, 1) for S = (N, T).
-            mask: Which samples or tokens count, broadcastable to (K, *S); n_k is their number. Default: all.
+            advantages: As in :meth:`clipped_surrogate`.
+            mask: As in :meth:`clipped_surrogate`.
             names: K objective names.
+            reduction: As in :meth:`clipped_surrogate`.
         """
-        advantages, mask, count = _masked(advantages, mask, log_probs.shape)
-        return cls(log_probs, (-advantages * mask / count).to(log_probs.dtype), names)
+        log_probs = _at_least_float32(log_probs)
+        return cls(log_probs, -_weighted(log_probs, advantages, mask, reduction, "policy_gradient"), names)
 
     @classmethod
     def clipped_surrogate(
         cls,
         ratio: Tensor,
         advantages: Tensor,
-        clip: float = 0.2,
+        clip: float | tuple[float, float] = 0.2,
         mask: Tensor | None = None,
         names: Sequence[str] | None = None,
+        *,
+        reduction: str = "mean",
     ) -> AffineLoss:
         """The clipped objective of PPO and GRPO with K advantages, affine in their positive and negative parts.
 
-        −min(ρA, clip(ρ)A) = −A⁺ min(ρ, clip ρ) + A⁻ max(ρ, clip ρ) with A = A⁺ − A⁻ and clip ρ = clamp(ρ, 1−ε, 1+ε):
-        two terms for each sample, whatever K is.
+        −min(ρA, clip(ρ)A) = −A⁺ min(ρ, clip ρ) + A⁻ max(ρ, clip ρ) with A = A⁺ − A⁻ and clip ρ = clamp(ρ, 1−ε, 1+ε′):
+        two terms for each sample, whatever K is. Values and gradients are those of the K losses written one by one,
+        also inside the range and on its bounds, where both sides of the min are equal.
+
+        The variants that change ρ or A alone need no option: a ratio per sequence (GSPO) is a ratio of shape (N,); an
+        upper bound δ for negative advantages is ``ratio.clamp(max=delta)``; an importance weight w ≥ 0 multiplies the
+        advantages.
 
         Args:
-            ratio: ρ = π/π_old of the samples or tokens, with graph, any shape S.
-            advantages: Shape (K, *S) or anything that broadcasts to it.
-            clip: ε > 0.
-            mask: Which samples or tokens count, broadcastable to (K, *S); n_k is their number. Default: all.
+            ratio: ρ = π/π_old of the samples or tokens, with graph, any shape S such as (N, T). A padded token needs a
+                finite ratio too: mask log π − log π_old before ``exp``.
+            advantages: Shape (K, *S) or broadcastable to it; (K, N) is one advantage for each sequence of S = (N, T).
+                Anything may stand where the mask is 0, NaN as well.
+            clip: ε, or (ε, ε′) for a range of [1−ε, 1+ε′] (DAPO's "clip-higher").
+            mask: Which samples or tokens count: broadcastable to (K, *S), so the completion mask of shape (N, T), the
+                rewards that apply, of shape (K, N, 1), or both: ``completion_mask.bool() & applies``. Default: all.
             names: K objective names.
+            reduction: What becomes of the tokens that count for objective k. ``"mean"``: their mean (DAPO; TRL's
+                ``loss_type="bnpo"``, and ``"dapo"`` within one batch). ``"sequence_mean"``: the mean over each
+                sequence, the last dimension of S, and then over the sequences of which something counts (GRPO's own).
+                ``"sum"``: their sum; divide the advantages by what you like, such as N·T_max (Dr. GRPO) or the n_k
+                of all micro-batches of the step.
+
+        Raises:
+            ValueError: If a shape does not fit, ``clip`` is not positive or ``reduction`` is unknown.
         """
-        if not clip > 0:
-            raise ValueError(f"AffineLoss.clipped_surrogate: clip must be positive, got {clip}")
-        advantages, mask, count = _masked(advantages, mask, ratio.shape)
-        clipped = ratio.clamp(1 - clip, 1 + clip)
+        low, high = clip if isinstance(clip, tuple | list) and len(clip) == 2 else (clip, clip)
+        if not all(isinstance(bound, float | int) and bound > 0 for bound in (low, high)):
+            raise ValueError(f"AffineLoss.clipped_surrogate: clip must be positive, one number or two, got {clip!r}")
+        ratio = _at_least_float32(ratio)
+        weighted = _weighted(ratio, advantages, mask, reduction, "clipped_surrogate")
+        clipped = ratio.clamp(1 - low, 1 + high)
         terms = torch.stack([torch.minimum(ratio, clipped), torch.maximum(ratio, clipped)])
-        signed = torch.stack([-advantages.clamp(min=0), (-advantages).clamp(min=0)], dim=1)
-        return cls(terms, (signed * (mask / count).unsqueeze(1)).to(ratio.dtype), names)
+        return cls(terms, torch.stack([-weighted.clamp(min=0), -weighted.clamp(max=0)], dim=1), names)
 
 
-def _masked(advantages: Tensor, mask: Tensor | None, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
-    """Advantages (zero where masked) and mask at the full shape (K, *S), and n_k shaped to divide them."""
-    full = (advantages.shape[0], *shape)
-    advantages = advantages.detach().broadcast_to(full)
-    kept = torch.ones(full, dtype=torch.bool, device=advantages.device)
-    if mask is not None:
-        kept = mask.detach().to(advantages.device).bool().broadcast_to(full)
-    count = kept.flatten(1).sum(1).clamp(min=1).view(-1, *[1] * len(shape))
-    return torch.where(kept, advantages, torch.zeros_like(advantages)), kept.to(advantages.dtype), count
+def _at_least_float32(terms: Tensor) -> Tensor:
+    """Terms that hold a clip bound and 1/n_k; low precision comes back where the graph leaves for the model."""
+    return terms.to(torch.promote_types(terms.dtype, torch.float32))
+
+
+def _weighted(terms: Tensor, advantages: Tensor, mask: Tensor | None, reduction: str, source: str) -> Tensor:
+    """The advantages, each times its share of the reduction and 0 where masked: shape (K, *S), the terms' dtype."""
+    where = f"AffineLoss.{source}:"
+    if reduction not in ("mean", "sequence_mean", "sum"):
+        raise ValueError(f'{where} reduction must be "mean", "sequence_mean" or "sum", got {reduction!r}')
+    if reduction == "sequence_mean" and terms.dim() < 2:
+        raise ValueError(f'{where} "sequence_mean" needs sequences along a last dimension, got {tuple(terms.shape)}')
+    full = (*advantages.shape[:1], *terms.shape)
+    missing = len(full) - advantages.dim()
+    if missing < 0 or advantages.dim() < min(2, len(full)):
+        shape, got = tuple(terms.shape), tuple(advantages.shape)
+        raise ValueError(f"{where} advantages must have shape (K, *S) with S = {shape}, got {got}")
+    advantages = _broadcast(advantages.detach().reshape(*advantages.shape, *[1] * missing), full, f"{where} advantages")
+    kept = torch.ones((), device=advantages.device) if mask is None else mask.detach().to(advantages.device)
+    kept = _broadcast(kept.bool(), full, f"{where} mask")
+    weighted = torch.where(kept, advantages.to(terms.dtype), 0.0)
+    units = kept  # what the mean is over
+    if reduction == "sequence_mean":
+        weighted = weighted / kept.sum(-1, keepdim=True).clamp(min=1)
+        units = kept.any(-1)
+    if reduction == "sum":
+        return weighted
+    return weighted / units.reshape(len(units), -1).sum(1).clamp(min=1).view(-1, *[1] * terms.dim())
+
+
+def _broadcast(values: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
+    try:
+        return values.broadcast_to(shape)
+    except RuntimeError:
+        raise ValueError(f"{what} of shape {tuple(values.shape)} does not fit (K, *S) = {shape}") from None
