@@ -86,6 +86,16 @@ def as_arrays(constraints: Constraints, size: int) -> LinearConstraint:
     return _stacked([as_arrays(each, size) for each in constraints], size)
 
 
+def prepared(constraints: Constraints, size: int, solver: str) -> Constraints:
+    """Return the constraints as arrays, or as they are if they are not affine and ``solver`` can do with that."""
+    try:
+        return as_arrays(constraints, size)
+    except NotAffineError:
+        if solver == "exact":
+            raise
+        return constraints
+
+
 def _stacked(parts: list[LinearConstraint], size: int) -> LinearConstraint:
     return LinearConstraint(
         np.concatenate([np.empty((0, size)), *(part.matrix for part in parts)]),

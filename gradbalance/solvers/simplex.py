@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradbalance.solvers import constrained, convex, enumeration, exact
 from gradbalance.solvers.checks import active_rows, check_gramian
-from gradbalance.solvers.constraints import Constraints, LinearConstraint, NotAffineError, as_arrays
+from gradbalance.solvers.constraints import Constraints, LinearConstraint, prepared
 from gradbalance.solvers.derivative import differentiable
 from gradbalance.solvers.exact import Array
 from gradbalance.solvers.mixing import group, prefer
@@ -125,12 +125,10 @@ class Options(NamedTuple):
         self.check_range(size)
         if self.constraints is None:
             return Region(self.floor, self.ceiling, None, None)
-        try:
-            return Region(self.floor, self.ceiling, as_arrays(self.constraints, size), None)
-        except NotAffineError:
-            if self.solver == "exact":
-                raise
-            return Region(self.floor, self.ceiling, None, cast(Callable[[Any], Any], self.constraints))
+        known = prepared(self.constraints, size, self.solver)
+        if isinstance(known, LinearConstraint):
+            return Region(self.floor, self.ceiling, known, None)
+        return Region(self.floor, self.ceiling, None, cast(Callable[[Any], Any], known))
 
 
 def _single(gramian: Tensor, options: Options) -> Tensor:
@@ -166,8 +164,8 @@ def _batch(gramian: Tensor, options: Options) -> Tensor:
         mixed, shares = options.mixed(enumeration.widened(gramian))
         alpha = enumeration.solve(mixed, options.floor)
         return alpha if shares is None else (alpha[..., None, :] @ shares).squeeze(-2)
-    if options.constraints is not None and options.solver == "exact":
-        options = options._replace(constraints=as_arrays(options.constraints, size))  # once for all
+    if options.constraints is not None:
+        options = options._replace(constraints=prepared(options.constraints, size, options.solver))  # once for all
     matrices = gramian.to("cpu", torch.float64).reshape(-1, *gramian.shape[-2:])
     solved = [_single(m, options) for m in matrices]
     alpha = torch.stack(solved) if solved else matrices.new_empty(0)
@@ -187,10 +185,13 @@ class Region(NamedTuple):
         """Whether there is more than a floor."""
         return self.ceiling < 1.0 or self.linear is not None or self.others is not None
 
+    def lower(self, m: Array) -> Array:
+        """Return the least α for this Gramian: floors are for rows with a gradient."""
+        return np.where(active_rows(np.sqrt(m.diagonal())), self.floor, 0.0)
+
     def polytope(self, m: Array) -> Polytope:
-        """Return the set of α for this Gramian: floors are for rows with a gradient."""
-        lower = np.where(active_rows(np.sqrt(m.diagonal())), self.floor, 0.0)
-        return simplex_with(lower, self.ceiling, self.linear)
+        """Return the set of α for this Gramian."""
+        return simplex_with(self.lower(m), self.ceiling, self.linear)
 
     def empty(self) -> ValueError:
         """Return the error to raise when no α is allowed."""
@@ -206,7 +207,7 @@ def _exact(m: Array, region: Region) -> tuple[Array, Polytope | None]:
     polytope = region.polytope(m)
     if not polytope.has(alpha):  # else: optimal in the larger set, optimal in the smaller one
         try:
-            alpha = constrained.solve(m, polytope, alpha)
+            alpha = np.clip(constrained.solve(m, polytope, alpha), region.lower(m), region.ceiling)  # rounding
         except EmptyError:
             raise region.empty() from None
     return alpha, polytope
@@ -217,7 +218,8 @@ def _conic(m: Array, region: Region) -> Array:
         return min_norm_with_floor(m, region.floor, convex.solve)
     norms, c, restriction = _limited_form(m, region)
     try:
-        return c * convex.solve_within(m / (norms[:, None] * norms), restriction)
+        alpha = c * convex.solve_within(m / (norms[:, None] * norms), restriction)
+        return np.clip(alpha, region.lower(m), region.ceiling)
     except EmptyError:
         raise region.empty() from None
 
