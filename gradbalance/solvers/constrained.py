@@ -13,14 +13,14 @@ and the first, fast one is trusted only with a unique and well-conditioned answe
   inequalities that hold with equality there, by non-negative least squares. Nothing left means optimal; else what is
   left, reversed, is a direction of descent that leaves none of them, and those with ν > 0 are the new working set.
   Every such step makes the objective smaller, so that no set returns, however many inequalities meet in one point.
-  It works on the factor F, U = FᵀF, whose condition number is the square root, and needs no inverse.
+
+For the second a small ridge makes the objective strictly convex, which picks the shortest of several optimal β, and
+proximal-point steps take it away again. Nearly dependent gradients need it, and some milliseconds.
 
 References:
     J. Nocedal, S. J. Wright. Numerical Optimization, 2nd edition, sections 16.4 and 16.5. Springer, 2006.
     C. L. Lawson, R. J. Hanson. Solving Least Squares Problems, chapter 23. Prentice-Hall, 1974.
 """
-
-import math
 
 import numpy as np
 
@@ -31,12 +31,11 @@ from gradbalance.solvers.exact import (
     SOLVED,
     TIED,
     Array,
-    least_squares,
     non_negative_least_squares,
 )
 from gradbalance.solvers.polytope import EmptyError, Polytope, null_space
 
-GUESSES = 12
+GUESSES = 9
 """Corrections of the guessed set before it is given up."""
 
 RIDGE, STEPS = 1e-10, 6
@@ -88,7 +87,8 @@ def scaled_form(gramian: Array, polytope: Polytope, guess: Array) -> tuple[Array
             rest = polytope.with_equal(picked, np.zeros(len(picked)))
             start = rest.nearest(guess)
         except EmptyError:
-            start = _descend(picked, np.zeros(len(picked)), polytope, polytope.nearest(guess))
+            share = np.diag(np.where(idle, 1.0, SOLVED))
+            start = _descend(share, np.zeros(len(idle)), polytope, polytope.nearest(guess))
             rest = polytope.with_equal(picked, start[idle])
         polytope = rest
     return norms, c, polytope.scaled(c), start
@@ -136,48 +136,48 @@ def _guess_and_correct(unit: Array, pull: Array, polytope: Polytope, guess: Arra
 def _proximal(unit: Array, polytope: Polytope, start: Array) -> Array:
     """Find the optimal β of least Euclidean norm: a small ridge, then taken away by centring it on the last answer."""
     eigenvalues, vectors = np.linalg.eigh(unit)
-    root, ridge = np.sqrt(np.maximum(eigenvalues, 0.0)), np.eye(len(unit))
-    factor = np.vstack([root[:, None] * vectors.T, math.sqrt(RIDGE) * ridge])
+    ridged = (vectors * (np.maximum(eigenvalues, 0.0) + RIDGE)) @ vectors.T
     x, last = start, np.zeros(len(unit))
     for _ in range(STEPS):
-        found = _guess_and_correct(unit + RIDGE * ridge, RIDGE * last, polytope, x, unique=False)
-        if found is None:
-            aim = np.append(np.zeros(len(unit)), math.sqrt(RIDGE) * last)
-            found = _descend(factor, aim, polytope, start)
-        x = found
+        found = _guess_and_correct(ridged, RIDGE * last, polytope, x, unique=False)
+        x = _descend(ridged, RIDGE * last, polytope, x) if found is None else found
         if RIDGE * abs(x - last).max() <= SOLVED * max(1.0, abs(x).sum()):
             break
         last = x
     return x
 
 
-def _descend(factor: Array, aim: Array, polytope: Polytope, x: Array) -> Array:
-    """Minimise ‖Fx − aim‖² over the polytope, from a point of it."""
-    equal, _, rows, _ = polytope
-    free = null_space(equal)
+def _descend(h: Array, pull: Array, polytope: Polytope, x: Array) -> Array:
+    """Minimise ½ xᵀHx − pullᵀx over the polytope, from a point of it, for a positive definite H."""
+    free = null_space(polytope.equal)
+    equal, rows = null_space(free.T).T, polytope.rows  # what the equations span, each only once
     working: list[int] = []
     for _ in range(10 * (len(rows) + 1)):
-        basis = null_space(np.vstack([equal, rows[working]])) if working else free
-        x, blocking = _walk(x, basis @ least_squares(factor @ basis, aim - factor @ x), 1.0, polytope, working)
+        x, blocking = _walk(x, _to_face(h, h @ x - pull, np.vstack([equal, rows[working]])), 1.0, polytope, working)
         if blocking is not None:
             working.append(blocking)
             continue
         held = polytope.held(x).nonzero()[0]
-        gradient, cone = free.T @ (factor.T @ (factor @ x - aim)), (rows[held] @ free).T
+        gradient, cone = free.T @ (h @ x - pull), (rows[held] @ free).T
         multipliers = non_negative_least_squares(cone, gradient, np.ones(len(held)))
-        left = gradient - cone @ multipliers
+        working = held[multipliers > 0].tolist()
+        # What is left of the gradient, free of the rounding of the rest.
+        basis = null_space(np.vstack([equal, rows[working]]))
+        left = basis @ (basis.T @ (h @ x - pull))
         if np.sqrt(left @ left) <= STATIONARY * max(1.0, abs(x).sum()):
             break
-        working = held[multipliers > 0].tolist()
-        basis = null_space(np.vstack([equal, rows[working]]))
-        slope = basis.T @ (factor.T @ (factor @ x - aim))  # ``left``, free of the rounding of what it is the rest of
-        rate = factor @ (basis @ slope)
-        if not rate.any():
-            break
-        x, blocking = _walk(x, -basis @ slope, float(slope @ slope / (rate @ rate)), polytope, working)
+        x, blocking = _walk(x, -left, float(left @ left / (left @ h @ left)), polytope, working)
         if blocking is not None:
             working.append(blocking)
     return x
+
+
+def _to_face(h: Array, gradient: Array, a: Array) -> Array:
+    """Return the step to the minimum over {x: ax stays what it is}, for independent rows."""
+    size = len(h)
+    system = np.zeros((size + len(a), size + len(a)))
+    system[:size, :size], system[:size, size:], system[size:, :size] = h, a.T, a
+    return np.asarray(np.linalg.solve(system, np.append(-gradient, np.zeros(len(a))))[:size])
 
 
 def _walk(x: Array, direction: Array, step: float, polytope: Polytope, but: list[int]) -> tuple[Array, int | None]:
