@@ -31,6 +31,7 @@ from gradbalance.solvers.exact import (
     SOLVED,
     TIED,
     Array,
+    least_squares,
     non_negative_least_squares,
 )
 from gradbalance.solvers.polytope import EmptyError, Polytope, null_space
@@ -159,7 +160,7 @@ def _descend(h: Array, pull: Array, polytope: Polytope, x: Array) -> Array:
             continue
         held = polytope.held(x).nonzero()[0]
         gradient, cone = free.T @ (h @ x - pull), (rows[held] @ free).T
-        multipliers = non_negative_least_squares(cone, gradient, np.ones(len(held)))
+        multipliers = non_negative_least_squares(cone, gradient, np.zeros(len(held)))  # on independent rows
         working = held[multipliers > 0].tolist()
         # What is left of the gradient, free of the rounding of the rest.
         basis = null_space(np.vstack([equal, rows[working]]))
@@ -173,11 +174,15 @@ def _descend(h: Array, pull: Array, polytope: Polytope, x: Array) -> Array:
 
 
 def _to_face(h: Array, gradient: Array, a: Array) -> Array:
-    """Return the step to the minimum over {x: ax stays what it is}, for independent rows."""
+    """Return the step to the minimum over {x: ax stays what it is}."""
     size = len(h)
     system = np.zeros((size + len(a), size + len(a)))
     system[:size, :size], system[:size, size:], system[size:, :size] = h, a.T, a
-    return np.asarray(np.linalg.solve(system, np.append(-gradient, np.zeros(len(a))))[:size])
+    try:
+        return np.asarray(np.linalg.solve(system, np.append(-gradient, np.zeros(len(a))))[:size])
+    except np.linalg.LinAlgError:  # rows that are dependent up to rounding
+        basis = null_space(a)
+        return -basis @ least_squares(basis.T @ h @ basis, basis.T @ gradient)
 
 
 def _walk(x: Array, direction: Array, step: float, polytope: Polytope, but: list[int]) -> tuple[Array, int | None]:

@@ -83,10 +83,10 @@ def _natural_residual(m: Array, weights: Array, floor: float, ceiling: float, co
     )
     idle = np.eye(len(m))[~active]
     allowed = allowed.with_equal(idle, idle @ weights)
-    length = abs(weights) @ norms
+    length = float(abs(weights) @ norms) or 1.0
     c = np.where(active, length / np.where(active, norms, 1.0), 1.0)
     x = weights / c
-    gradient = np.where(active, c * (m @ weights) / (length**2 or 1.0), 0.0)
+    gradient = np.where(active, c * (m @ weights) / length**2, 0.0)
     try:
         return float(abs(x - allowed.scaled(c).nearest(x - gradient)).max())
     except EmptyError:

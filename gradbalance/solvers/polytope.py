@@ -15,6 +15,9 @@ from gradbalance.solvers.exact import Array, least_squares, non_negative_least_s
 FEASIBLE = 1e-9
 """A point that misses its constraints (with rows of length 1) by no more is taken to meet them."""
 
+SMALLEST = 1e-18
+"""1 / (1 + ‖w‖²) is not smaller for any step w that could be right."""
+
 HELD = 1e-12
 """A constraint holds with equality if there is no more room than this."""
 
@@ -60,21 +63,17 @@ class Polytope(NamedTuple):
         """
         if len(self.equal):
             point = point + least_squares(self.equal, self.target - self.equal @ point)
-        lacking = self.least - self.rows @ point
         basis = null_space(self.equal)
-        if lacking.max(initial=0.0) > 0:
-            columns = np.vstack([(self.rows @ basis).T, lacking])
-            aim = np.zeros(len(columns))
-            aim[-1] = 1.0
-            residual = columns @ non_negative_least_squares(columns, aim, np.maximum(lacking, 0.0)) - aim
-            if -residual[-1] > FEASIBLE**2:
-                point = point - basis @ (residual[:-1] / residual[-1])
-        missed = max(
-            (self.least - self.rows @ point).max(initial=0.0), abs(self.equal @ point - self.target).max(initial=0.0)
-        )
-        if missed > FEASIBLE * max(1.0, float(abs(point).max())):
-            raise EmptyError
-        return point
+        along = self.rows @ basis
+        undecided = abs(along).max(axis=1, initial=0.0) > FEASIBLE  # the equations decide the others
+        for slack in (0.0, HELD):  # what is left of a set may be too small to survive rounding
+            lacking = (self.least - slack - self.rows @ point)[undecided]
+            found = point + basis @ _least_step(along[undecided], lacking) if (lacking > 0).any() else point
+            short = (self.least - self.rows @ found).max(initial=0.0)
+            apart = abs(self.equal @ found - self.target).max(initial=0.0)
+            if max(short, apart) <= FEASIBLE * max(1.0, float(abs(found).max())):
+                return found
+        raise EmptyError
 
 
 def simplex_with(lower: Array, ceiling: float, linear: LinearConstraint | None) -> Polytope:
@@ -102,6 +101,16 @@ def null_space(a: Array) -> Array:
     """Return an orthonormal basis, in columns, of {x: ax = 0}, for rows of about length 1."""
     _, singular, right = np.linalg.svd(a)
     return np.asarray(right[np.count_nonzero(singular > 1e-10) :].T)
+
+
+def _least_step(rows: Array, lacking: Array) -> Array:
+    """Return the shortest w with rows @ w >= lacking; anything if there is none."""
+    columns = np.vstack([rows.T, lacking])
+    aim = np.zeros(len(columns))
+    aim[-1] = 1.0
+    residual = columns @ non_negative_least_squares(columns, aim, np.maximum(lacking, 0.0)) - aim
+    step: Array = residual[:-1] / max(-residual[-1], SMALLEST)
+    return step
 
 
 def with_unit_rows(a: Array) -> Array:
