@@ -68,8 +68,8 @@ def min_norm(
         *Accuracy.* On unit gradients the residual of the optimality conditions (:func:`kkt_residual`) is about 1e-13 or
         less, under ceiling and constraints 1e-10. On raw ones it is the same relative to the sum of the lengths
         Σ α_k ‖g_k‖, but whether long gradients cancel to within 1e-8 of their length or exactly is a matter of
-        rounding, which short ones among them then depend on. Under ceiling and constraints this is for
-        norms within six decades of each other; at eight, α was seen to miss them by 1e-4. Scale to unit gradients first.
+        rounding, which short ones among them then depend on. Under ceiling and constraints this is for norms within six
+        decades of each other; at eight, α was seen to miss them by 1e-4: scale to unit gradients first.
 
         *Derivative*, with respect to ``gramian`` and ``preference``: that of the optimality conditions with the set of
         the inequalities that hold with equality kept fixed. It can be taken once. Where α has none, the answer is still
