@@ -22,6 +22,7 @@ from gradbalance.dtensor import whole
 from gradbalance.objectives import Losses, Objectives
 from gradbalance.ranks import Ranks
 from gradbalance.report import BalanceReport
+from gradbalance.solvers.constraints import Constraints
 from gradbalance.state import KEY, BalanceState
 from gradbalance.window import NonFiniteError, Window
 from gradbalance.wrapper import OptimizerWrapper, Snapshot
@@ -410,6 +411,8 @@ class MarbleOptimizer(BalancedOptimizer):
         ema_decay: ρ of the average of α over solves; the paper's best is 0.7.
         preference: K positive numbers: progress on objective k is made in proportion to them. Default: equal.
         floor: Least α of an objective that has a gradient, in [0, 1/K].
+        ceiling: Largest α, at least 1/K.
+        constraints: Linear constraints on α, see :func:`gradbalance.solvers.min_norm`.
         solver: ``"exact"``, ``"cvxpy"`` or ``"cvxpylayers"``.
         **options: Those of :class:`BalancedOptimizer`.
     """
@@ -421,8 +424,10 @@ class MarbleOptimizer(BalancedOptimizer):
         ema_decay: float = 0.7,
         preference: Sequence[float] | None = None,
         floor: float = 0.0,
+        ceiling: float = 1.0,
+        constraints: Constraints | None = None,
         solver: str = "exact",
         **options: Any,
     ) -> None:
-        balancer = Marble(preference=preference, floor=floor, solver=solver)
+        balancer = Marble(preference=preference, floor=floor, solver=solver, ceiling=ceiling, constraints=constraints)
         super().__init__(optimizer, balancer, ema_decay=ema_decay, **options)

@@ -10,6 +10,7 @@ from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.checks import Array, array, choice, number, sized, vector
 from gradbalance.solvers import SOLVERS, min_norm
 from gradbalance.solvers.checks import active_rows
+from gradbalance.solvers.constraints import Constraints, prepared
 
 
 class Marble(Balancer):
@@ -27,8 +28,11 @@ class Marble(Balancer):
         preference: p_k > 0, the progress wanted for each objective relative to the others, shape (K,); only ratios
             matter (they are normalised to mean 1). None: all equal.
         floor: smallest α_k of an objective that has a gradient, in [0, 1/K]; above 0 it trades the promise of no
-            conflict for never losing sight of an objective.
+            conflict for never losing sight of an objective, as ceiling and constraints do for what they are about.
         solver: see :func:`gradbalance.solvers.min_norm`.
+        ceiling: largest α_k, at least 1/K.
+        constraints: linear constraints on α, see :func:`gradbalance.solvers.min_norm`. An objective without gradient
+            has α_k = 0 unless they, or the ceiling, rule that out.
 
     References:
         MARBLE, arXiv 2605.06507.
@@ -39,17 +43,31 @@ class Marble(Balancer):
     simplex = True
 
     def __init__(
-        self, preference: Sequence[float] | Tensor | None = None, floor: float = 0.0, solver: str = "exact"
+        self,
+        preference: Sequence[float] | Tensor | None = None,
+        floor: float = 0.0,
+        solver: str = "exact",
+        ceiling: float = 1.0,
+        constraints: Constraints | None = None,
     ) -> None:
         self.preference = None if preference is None else _normalised(preference)
         self.floor = number("floor", floor, "[0, 1]")
         self.solver: str = choice("solver", solver, SOLVERS)
+        self.ceiling = number("ceiling", ceiling, "(0, 1]")
+        self.constraints = constraints
+        self._prepared: dict[int, Constraints] = {}
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return α, non-negative with sum 1; 0 for objectives without gradient, uniform if none has one."""
         m = array(gramian)
         scale = self._lengths(np.sqrt(m.diagonal()))
-        return min_norm(torch.from_numpy(m / (scale[:, None] * scale)), floor=self.floor, solver=self.solver)
+        return min_norm(
+            torch.from_numpy(m / (scale[:, None] * scale)),  # with the preference, at half the cost of leaving it to it
+            floor=self.floor,
+            ceiling=self.ceiling,
+            constraints=self._constraints_on(len(m)),
+            solver=self.solver,
+        )
 
     def scale(self, weights: Tensor, gramian: Tensor) -> Tensor:
         """Return λ_k = n̄ α_k / (p_k ‖g_k‖), 0 for objectives without gradient; n̄ is the mean over the others."""
@@ -57,6 +75,14 @@ class Marble(Balancer):
         active = active_rows(lengths)
         mean = lengths[active].sum() / max(np.count_nonzero(active), 1)
         return torch.from_numpy(mean * array(weights) / self._lengths(lengths))
+
+    def _constraints_on(self, size: int) -> Constraints | None:
+        """Return the constraints on K weights, as arrays if they are affine: a function is not called at each solve."""
+        if self.constraints is None:
+            return None
+        if size not in self._prepared:
+            self._prepared[size] = prepared(self.constraints, size, self.solver)
+        return self._prepared[size]
 
     def _lengths(self, norms: Array) -> Array:
         """Return p_k ‖g_k‖, infinite for objectives without gradient."""

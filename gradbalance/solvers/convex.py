@@ -4,18 +4,19 @@ Both minimise ‖Fβ‖² over cᵀβ = 1, β ≥ 0 with M = F², F symmetric: s
 whose condition number is the square and which rounding may leave not quite convex.
 """
 
-import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gradbalance.solvers.constraints import require, written
 from gradbalance.solvers.exact import Array
+from gradbalance.solvers.polytope import EmptyError, Polytope
 
 CLARABEL = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13, "max_iter": 200}
 """Options of cvxpy's solver. Where it cannot get that far it returns its best point with a warning."""
@@ -27,6 +28,20 @@ SINGULAR = 1e-9
 """Share of the largest singular value of F below which the derivative of the root is left out."""
 
 
+Restriction: TypeAlias = Callable[[Any], list[Any]]
+"""From the cvxpy variable β to the constraints it has to meet."""
+
+
+def restriction(polytope: Polytope, c: Array, others: Callable[[Any], Any] | None) -> Restriction:
+    """Return the constraints that say: β lies in the polytope, and α = c β meets the user's own."""
+
+    def restrict(beta: Any) -> list[Any]:
+        mine = [polytope.equal @ beta == polytope.target, polytope.rows @ beta >= polytope.least]
+        return mine if others is None else [*mine, *written(others, _cvxpy().multiply(c, beta))]
+
+    return restrict
+
+
 def solve(gramian: Array, c: Array) -> Array:
     """Solve min βᵀMβ subject to cᵀβ = 1, β ≥ 0 by cvxpy with Clarabel; arguments and result as in ``exact.solve``.
 
@@ -34,22 +49,35 @@ def solve(gramian: Array, c: Array) -> Array:
         ImportError: cvxpy is not installed.
         RuntimeError: the solver gave no solution.
     """
-    cp = _require("cvxpy")
+    value = np.maximum(solve_within(gramian, lambda beta: [c @ beta == 1, beta >= 0]), 0.0)
+    return np.asarray(value / (c @ value))
+
+
+def solve_within(gramian: Array, restrict: Restriction) -> Array:
+    """Solve min βᵀMβ subject to any constraints by cvxpy with Clarabel.
+
+    Raises:
+        EmptyError: no β meets them.
+        ImportError: cvxpy is not installed.
+        RuntimeError: the solver gave no solution.
+    """
+    cp = _cvxpy()
     root = _Root.apply(torch.from_numpy(gramian)).numpy()  # type: ignore[no-untyped-call]
-    beta = cp.Variable(len(c), nonneg=True)
-    problem = cp.Problem(cp.Minimize(cp.sum_squares(root @ beta)), [c @ beta == 1])
+    beta = cp.Variable(len(gramian))
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(root @ beta)), restrict(beta))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Solution may be inaccurate")  # measured against the options above
         try:
             problem.solve(solver=cp.CLARABEL, **CLARABEL)
         except cp.error.SolverError as error:
             raise RuntimeError("cvxpy found no min-norm point; use solver='exact'") from error
-    value = np.maximum(beta.value, 0.0)
-    return np.asarray(value / (c @ value))
+    if beta.value is None:
+        raise EmptyError
+    return np.asarray(beta.value)
 
 
 def solve_differentiable(gramian: Tensor, c: Tensor) -> Tensor:
-    """Solve the same by cvxpylayers, differentiable with respect to the Gramian.
+    """Solve the problem of ``solve`` by cvxpylayers, differentiable with respect to the Gramian.
 
     Args:
         gramian: M, shape (K, K), float64 on the CPU.
@@ -61,29 +89,35 @@ def solve_differentiable(gramian: Tensor, c: Tensor) -> Tensor:
     Raises:
         ImportError: cvxpylayers is not installed.
     """
-    cp, layers = _require("cvxpy"), _require("cvxpylayers.torch")
-    size = len(c)
-    root, weights, beta = cp.Parameter((size, size)), cp.Parameter(size), cp.Variable(size, nonneg=True)
-    problem = cp.Problem(cp.Minimize(cp.sum_squares(root @ beta)), [weights @ beta == 1])
-    layer = layers.CvxpyLayer(problem, parameters=[root, weights], variables=[beta])
+    weights = c.numpy()
+    value = solve_within_differentiable(gramian, lambda beta: [weights @ beta == 1, beta >= 0]).clamp(min=0.0)
+    normalised: Tensor = value / (c @ value)
+    return normalised
+
+
+def solve_within_differentiable(gramian: Tensor, restrict: Restriction) -> Tensor:
+    """Solve the problem of ``solve_within`` by cvxpylayers, differentiable with respect to the Gramian.
+
+    Raises:
+        EmptyError: no β meets the constraints.
+        ImportError: cvxpylayers is not installed.
+    """
+    layers = require("cvxpylayers.torch", "solver='cvxpylayers'")
+    cp = _cvxpy()
+    size = len(gramian)
+    root, beta = cp.Parameter((size, size)), cp.Variable(size)
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(root @ beta)), restrict(beta))
+    layer = layers.CvxpyLayer(problem, parameters=[root], variables=[beta])
 
     def run(m: Tensor) -> Tensor:
-        (solution,) = layer(_Root.apply(m), c, solver_args=SCS)  # type: ignore[no-untyped-call]
-        solution = solution.clamp(min=0.0)
-        normalised: Tensor = solution / (c @ solution)
-        return normalised
+        (solution,) = layer(_Root.apply(m), solver_args=SCS)  # type: ignore[no-untyped-call]
+        return solution  # type: ignore[no-any-return]
 
     return _Quiet.apply(gramian, run)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _require(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"solver={module.split('.')[0]!r} needs a package that is missing ({error.name}): "
-            "pip install gradbalance[solvers], or use solver='exact'"
-        ) from error
+def _cvxpy() -> Any:
+    return require("cvxpy", "solver='cvxpy'")
 
 
 class _Quiet(torch.autograd.Function):

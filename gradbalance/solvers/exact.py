@@ -113,25 +113,17 @@ def _degenerate(gramian: Array, c: Array) -> Array:
     factor = np.vstack([np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * vectors.T, c])
     target = np.append(np.zeros(size), 1.0)
 
-    def minimise(a: Array, b: Array, start: Array | None, rcond: float | None) -> Array:
-        return active_set(
-            lambda rows: np.asarray(np.linalg.lstsq(a[:, rows], b, rcond=rcond)[0]),  # the least-norm solution
-            lambda y: a.T @ (a @ y - b),
-            size,
-            start,
-        )[0]
-
     def ridged(ridge: float, centre: Array | None) -> Array:
         a = np.vstack([factor, math.sqrt(ridge) * np.eye(size)])
         b = np.append(target, np.zeros(size) if centre is None else math.sqrt(ridge) * centre)
-        return minimise(a, b, centre, None)
+        return non_negative_least_squares(a, b, centre)
 
     def solved(y: Array) -> bool:
         slack = factor.T @ (factor @ y - target)
         return bool(abs(np.minimum(y, slack)).max() <= SOLVED * max(1.0, y.sum()))
 
     y = ridged(RIDGE, None)
-    exact = minimise(factor, target, y, NOISE)
+    exact = non_negative_least_squares(factor, target, y, NOISE)
     if solved(exact):
         return exact
     # Dependent up to about the ridge, neither more nor less: proximal-point steps, each centred on the last answer.
@@ -140,6 +132,18 @@ def _degenerate(gramian: Array, c: Array) -> Array:
         if solved(y):
             break
     return y
+
+
+def non_negative_least_squares(a: Array, b: Array, start: Array | None = None, rcond: float | None = None) -> Array:
+    """Minimise ‖ay − b‖ over y ≥ 0; singular values below ``rcond`` times the largest count as 0."""
+    return active_set(lambda rows: least_squares(a[:, rows], b, rcond), lambda y: a.T @ (a @ y - b), a.shape[1], start)[
+        0
+    ]
+
+
+def least_squares(a: Array, b: Array, rcond: float | None = None) -> Array:
+    """Minimise ‖ay − b‖; of several y the shortest."""
+    return np.asarray(np.linalg.lstsq(a, b, rcond=rcond)[0])
 
 
 def active_set(

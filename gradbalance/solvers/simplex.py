@@ -1,200 +1,264 @@
-"""The min-norm problem over the simplex, brought to one standard form for every solver.
+"""``min_norm``: the point of least norm in the convex hull of K vectors, with all its options, on any device."""
 
-Given the Gramian M of g_1 … g_K, find α ≥ 0 with Σ α_k = 1 that minimises αᵀMα = ‖Σ α_k g_k‖². Three exact changes of
-variables come first, so that a solver sees only well-scaled problems without special cases:
-
-* rows without gradient leave the problem and get α_k = 0;
-* a floor f: α = f + (1 − K f) γ with γ on the simplex, which is the same problem for the vectors
-  h_k = (1 − K f) g_k + f Σ_j g_j;
-* wide norms: α_k = c_k β_k with c_k = min_j ‖g_j‖ / ‖g_k‖ turns M into the unit Gramian and Σ α_k = 1 into cᵀβ = 1.
-"""
-
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gradbalance.solvers import convex, exact
-from gradbalance.solvers.checks import AnyArray, active_rows, check_gramian
+from gradbalance.solvers import constrained, convex, enumeration, exact
+from gradbalance.solvers.checks import active_rows, check_gramian
+from gradbalance.solvers.constraints import Constraints, LinearConstraint, prepared
+from gradbalance.solvers.derivative import differentiable
 from gradbalance.solvers.exact import Array
+from gradbalance.solvers.mixing import group, prefer
+from gradbalance.solvers.polytope import EmptyError, Polytope, simplex_with
+from gradbalance.solvers.standard import ALL_FLOOR, min_norm_with_floor, raise_floor, standard_form
 
 SOLVERS = ("exact", "cvxpy", "cvxpylayers")
-
-ALL_FLOOR = 1e-9
-"""When the floors leave less than this to distribute, it is distributed evenly."""
+"""Those that take any K and every option; "enumeration" is for K ≤ 8 without ceiling and constraints."""
 
 
-def min_norm(gramian: Tensor, *, floor: float = 0.0, solver: str = "exact") -> Tensor:
+def min_norm(
+    gramian: Tensor,
+    *,
+    floor: float = 0.0,
+    ceiling: float = 1.0,
+    preference: Sequence[float] | Tensor | None = None,
+    constraints: Constraints | None = None,
+    groups: Sequence[Sequence[int]] | None = None,
+    solver: str = "exact",
+) -> Tensor:
     """Find the point of least norm in the convex hull of K vectors.
 
-    Computes α = argmin αᵀMα over {α_k ≥ floor, Σ_k α_k = 1}. The vector d = Σ_k α_k g_k is unique; if several α give
-    it, "exact" returns the one with the least Σ_k (α_k ‖g_k‖)², whatever the order of the vectors.
+    Computes α = argmin αᵀMα over {floor ≤ α_k ≤ ceiling, Σ_k α_k = 1, constraints}. The vector d = Σ_k α_k g_k is
+    unique; if several α give it, "exact" returns the one with the least Σ_k (α_k ‖g_k‖)², whatever the order of the
+    vectors.
 
     Args:
-        gramian: M_kl = ⟨g_k, g_l⟩, positive semidefinite, shape (K, K), any floating dtype and device; norms may differ
-            by many orders of magnitude. Rows that are zero, relative to the largest, leave the problem.
+        gramian: M_kl = ⟨g_k, g_l⟩, positive semidefinite, shape (K, K) or, for a batch, (…, K, K), any floating dtype
+            and device; norms may differ by many orders of magnitude. Rows that are zero, relative to the largest, leave
+            the problem.
         floor: smallest α_k of an objective that has a gradient, in [0, 1/K].
-        solver: "exact" (an active-set method: fast, and differentiable with respect to ``gramian``), "cvxpy" (a conic
-            interior-point method; its result carries no gradient) or "cvxpylayers" (the same, differentiable). The
-            last two are for comparison and need ``pip install gradbalance[solvers]``.
+        ceiling: largest α_k, at least 1/K.
+        preference: p, K positive numbers: the vectors are g_k / p_k. A tensor may require grad.
+        constraints: a :class:`LinearConstraint` lower ≤ Aα ≤ upper (or scipy's), a sequence of them, or a function
+            that takes a cvxpy variable of size K and returns cvxpy constraints, such as
+            ``lambda alpha: [alpha[0] >= 2 * alpha[1]]``. Affine ones suit every solver, others the conic two.
+        groups: lists of indices that partition 0 … K−1. The vectors are then the means of the groups' gradients, and
+            floor, ceiling, preference and constraints speak of the groups; α_k is its group's weight over the number of
+            members. Members without gradient do not count.
+        solver: "exact" (active-set methods: fast, and differentiable), "cvxpy" (a conic interior-point method; its
+            result carries no gradient), "cvxpylayers" (the same, differentiable), which are for comparison and for
+            constraints that are not affine and need ``pip install gradbalance[solvers]``, or "enumeration" (K ≤ 8, all
+            sets of objectives at once, without ceiling and constraints, see Note).
 
     Returns:
-        α, shape (K,), float64 on the CPU; 0 for zero rows; 1/K everywhere if all rows are zero.
+        α, float64. For a shape of (K, K): (K,), on the CPU. For a batch: (…, K), on the Gramian's device. 0 for zero
+        rows, or if the ceiling or the constraints rule that out, the least they allow; 1/K everywhere (or the nearest
+        to it that is allowed) if all rows are zero.
 
     Raises:
-        ValueError: ``gramian`` is not square, symmetric and finite, or ``floor`` or ``solver`` is unknown.
-        ImportError: the package of ``solver`` is not installed.
+        ValueError: ``gramian`` is not square, symmetric and finite, an option is out of range, or no α meets floor,
+            ceiling and constraints.
+        ImportError: the package of ``solver``, or cvxpy for a function as constraints, is not installed.
 
     Note:
-        On unit gradients the residual of the optimality conditions (:func:`kkt_residual`) is about 1e-13 or less. On
-        raw ones it is the same relative to the sum of the lengths Σ α_k ‖g_k‖, but whether long gradients cancel to
-        within 1e-8 of their length or exactly is a matter of rounding, which short ones among them then depend on.
+        *Accuracy.* On unit gradients the residual of the optimality conditions (:func:`kkt_residual`) is about 1e-13 or
+        less, under ceiling and constraints 1e-10. On raw ones it is the same relative to the sum of the lengths
+        Σ α_k ‖g_k‖, but whether long gradients cancel to within 1e-8 of their length or exactly is a matter of
+        rounding, which short ones among them then depend on. Under ceiling and constraints this is for norms within six
+        decades of each other; at eight, α was seen to miss them by 1e-4: scale to unit gradients first.
 
-        The derivative is that of the optimality conditions with the set {k: α_k > floor} held fixed. Where α has none,
-        the answer is still finite: for linearly dependent vectors that of the pseudo-inverse, for an α_k just about to
-        leave the floor that of staying there.
+        *Derivative*, with respect to ``gramian`` and ``preference``: that of the optimality conditions with the set of
+        the inequalities that hold with equality kept fixed. It can be taken once. Where α has none, the answer is still
+        finite: if an inequality holds with equality but is not needed (an α_k just about to leave the floor), the
+        one-sided derivative of changes under which it goes on to hold; for linearly dependent vectors, that of the
+        pseudo-inverse: the derivative of d under changes that keep the dependence, the part of α that does not move d
+        held still.
+
+        *Devices.* Without ceiling and constraints a batch on an accelerator with K ≤ 8 is solved there, by
+        "enumeration", without waiting for a value: the call can be captured in a CUDA graph and compiled without a
+        break. Nothing about the values is checked then; a Gramian that is not finite gives NaN. Every other batch is
+        copied to the CPU at once, solved matrix by matrix and copied back. "enumeration" never leaves the device and
+        returns one of the optimal α with the fewest objectives; its derivative can be taken any number of times.
 
     References:
         P. Wolfe. Finding the nearest point in a polytope. Mathematical Programming 11, 1976.
     """
-    gramian = check_gramian(gramian)
-    size = gramian.shape[0]
-    if not 0.0 <= floor * size <= 1.0 + 1e-12:
-        raise ValueError(f"floor must be in [0, 1/K] = [0, {1 / size:g}] for K = {size}, got {floor!r}")
-    if solver not in SOLVERS:
-        raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}")
-    if solver == "cvxpylayers":
-        return _differentiable_conic(gramian, floor)
-    if solver == "exact" and torch.is_grad_enabled() and gramian.requires_grad:
-        return _DifferentiableMinNorm.apply(gramian, floor)  # type: ignore[no-any-return,no-untyped-call]
-    return torch.from_numpy(_alpha(gramian.detach().numpy(), floor, exact.solve if solver == "exact" else convex.solve))
+    if solver not in SOLVERS and solver != "enumeration":
+        raise ValueError(f"solver must be one of {', '.join(map(repr, (*SOLVERS, 'enumeration')))}, got {solver!r}")
+    options = Options(floor, ceiling, preference, constraints, groups, solver)
+    if solver == "enumeration" or (isinstance(gramian, Tensor) and gramian.dim() > 2):
+        return _batch(gramian, options)
+    return _single(gramian, options)
 
 
-def kkt_residual(gramian: Tensor, alpha: Tensor, *, floor: float = 0.0) -> float:
-    """Measure how far α is from solving the min-norm problem, free of the gradients' scale.
+class Options(NamedTuple):
+    """What ``min_norm`` was called with."""
 
-    With d = Σ_k α_k g_k and the length ℓ = Σ_k α_k ‖g_k‖, the residual is the largest over k of |min(a_k, s_k)|, where
-    a_k = (α_k − floor) ‖g_k‖ / ℓ is the room above the floor and s_k = (⟨g_k, d⟩ − ν) / (‖g_k‖ ℓ) the slack of the
-    optimality condition; ν = Σ_k (α_k − floor) ⟨g_k, d⟩ / Σ_k (α_k − floor) is the multiplier of Σ α_k = 1, equal to
-    ‖d‖² for floor 0. For unit gradients (ℓ = 1) this is the natural residual |min(α_k, ⟨g_k, d⟩ − ‖d‖²)|. It is 0
-    exactly at the optimum, and defined where d = 0. An error in Σ α_k = 1 counts as well.
+    floor: float
+    ceiling: float
+    preference: Sequence[float] | Tensor | None
+    constraints: Constraints | None
+    groups: Sequence[Sequence[int]] | None
+    solver: str
 
-    Args:
-        gramian: ⟨g_k, g_l⟩, shape (K, K). Rows that are zero, relative to the largest, are left out.
-        alpha: the point to judge, shape (K,).
-        floor: smallest α_k allowed.
+    def mixed(self, gramian: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the Gramian of the vectors to balance, and the objectives' shares in their groups."""
+        shares = None
+        if self.groups is not None:
+            gramian, shares = group(gramian, self.groups)
+        if self.preference is not None:
+            gramian = prefer(gramian, self.preference)
+        return gramian, shares
 
-    Returns:
-        The residual, ≥ 0, dimensionless.
-    """
-    m = check_gramian(gramian).detach().numpy()
-    weights = alpha.detach().to("cpu", torch.float64).numpy()
-    norms = np.sqrt(m.diagonal())
-    rows = active_rows(norms).nonzero()[0]
-    residual = abs(weights.sum() - 1.0)
-    if len(rows) > 0:
-        m, weights, norms = m[rows[:, None], rows], weights[rows], norms[rows]
-        length, room, product = abs(weights) @ norms, weights - floor, m @ weights
-        multiplier = room @ product / room.sum() if room.sum() > ALL_FLOOR else product.min()
-        slack = (product - multiplier) / (norms * length)
-        residual = max(residual, abs(np.minimum(room * norms / length, slack)).max())
-    return float(residual)
+    def check_range(self, size: int) -> None:
+        """Raise ValueError if floor or ceiling leave no α."""
+        if not 0.0 <= self.floor * size <= 1.0 + 1e-12:
+            raise ValueError(f"floor must be in [0, 1/K] = [0, {1 / size:g}] for K = {size}, got {self.floor!r}")
+        if not self.ceiling * size >= 1.0 - 1e-12:
+            raise ValueError(f"ceiling must be at least 1/K = {1 / size:g} for K = {size}, got {self.ceiling!r}")
 
-
-class _StandardForm(NamedTuple):
-    """min βᵀ(unit)β subject to cᵀβ = 1, β ≥ 0 over the A active rows; γ = c β, α = floor + (1 − A floor) γ."""
-
-    rows: NDArray[np.intp]  # indices of the active rows, (A,)
-    norms: Array  # ‖h_k‖, (A,)
-    c: Array  # (A,), in (0, 1]
-    unit: Array  # unit Gramian of the h_k, (A, A)
+    def region(self, size: int) -> "Region":
+        """Return where α may be."""
+        self.check_range(size)
+        if self.constraints is None:
+            return Region(self.floor, self.ceiling, None, None)
+        known = prepared(self.constraints, size, self.solver)
+        if isinstance(known, LinearConstraint):
+            return Region(self.floor, self.ceiling, known, None)
+        return Region(self.floor, self.ceiling, None, cast(Callable[[Any], Any], known))
 
 
-def _standard_form(m: Array, floor: float) -> _StandardForm:
-    norms = np.sqrt(m.diagonal())
-    rows = active_rows(norms).nonzero()[0]
-    if len(rows) < len(m):
-        m, norms = m[rows[:, None], rows], norms[rows]
-    if floor > 0 and len(rows) > 0:
-        m = _raise_floor(m, floor)
-        # An h_k may vanish although no gradient does: 0 is then the answer, and any positive number serves as its norm.
-        norms = np.sqrt(np.maximum(m.diagonal(), np.finfo(np.float64).eps * norms.max() ** 2))
-    c = norms.min(initial=math.inf) / norms
-    return _StandardForm(rows, norms, c, m / (norms[:, None] * norms))
+def _single(gramian: Tensor, options: Options) -> Tensor:
+    """Solve for a Gramian of shape (K, K), on the CPU."""
+    gramian, shares = options.mixed(check_gramian(gramian))
+    region = options.region(gramian.shape[-1])
+    m = gramian.detach().numpy()
+    exactly = options.solver == "exact" or not m.any()
+    if not exactly and options.solver == "cvxpylayers":
+        alpha = _differentiable_conic(gramian, region)
+    elif exactly and torch.is_grad_enabled() and gramian.requires_grad:
+        alpha = differentiable(gramian, region.floor, lambda values: _exact(values, region))
+    else:
+        alpha = torch.from_numpy(_exact(m, region)[0] if exactly else _conic(m, region))
+    return alpha if shares is None else alpha @ shares
 
 
-def _raise_floor(m: AnyArray, floor: float) -> AnyArray:
-    """Return the Gramian of h_k = (1 − K floor) g_k + floor Σ_j g_j."""
-    share = 1.0 - len(m) * floor
-    sums = m.sum(0)
-    lifted: AnyArray = share**2 * m + share * floor * (sums[:, None] + sums) + floor**2 * sums.sum()
-    return lifted
+def _batch(gramian: Tensor, options: Options) -> Tensor:
+    """Solve for any leading dimensions: on the Gramian's device if that can be, else matrix by matrix on the CPU."""
+    if not gramian.is_floating_point() or gramian.dim() < 2 or gramian.shape[-1] != gramian.shape[-2]:
+        raise ValueError(
+            f"gramian must be real and of shape (…, K, K), got {gramian.dtype} of shape {tuple(gramian.shape)}"
+        )
+    size = gramian.shape[-1] if options.groups is None else len(options.groups)
+    suits = size <= enumeration.MOST and options.constraints is None and options.ceiling >= 1.0
+    if options.solver == "enumeration" and not suits:
+        raise ValueError(
+            f"solver='enumeration' takes at most {enumeration.MOST} objectives, no ceiling and no constraints: "
+            "use solver='exact'"
+        )
+    if options.solver == "enumeration" or (options.solver == "exact" and gramian.device.type != "cpu" and suits):
+        options.check_range(size)
+        mixed, shares = options.mixed(enumeration.widened(gramian))
+        alpha = enumeration.solve(mixed, options.floor)
+        return alpha if shares is None else (alpha[..., None, :] @ shares).squeeze(-2)
+    if options.constraints is not None:
+        options = options._replace(constraints=prepared(options.constraints, size, options.solver))  # once for all
+    matrices = gramian.to("cpu", torch.float64).reshape(-1, *gramian.shape[-2:])
+    solved = [_single(m, options) for m in matrices]
+    alpha = torch.stack(solved) if solved else matrices.new_empty(0)
+    return alpha.reshape(gramian.shape[:-1]).to(gramian.device)
 
 
-def _alpha(m: Array, floor: float, solve: Callable[[Array, Array], Array]) -> Array:
-    rows, _, c, unit = _standard_form(m, floor)
-    if len(rows) == 0:
-        return np.full(len(m), 1.0 / len(m))
-    share = 1.0 - len(rows) * floor
-    gamma = c * solve(unit, c) if share > ALL_FLOOR else np.full(len(rows), 1.0 / len(rows))
-    if len(rows) == len(m):
-        return floor + share * gamma
-    alpha = np.zeros(len(m))
-    alpha[rows] = floor + share * gamma
-    return alpha
+class Region(NamedTuple):
+    """Where α may be, apart from the simplex."""
+
+    floor: float
+    ceiling: float
+    linear: LinearConstraint | None  # the affine constraints
+    others: Callable[[Any], Any] | None  # the user's function, if what it makes is not affine
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is more than a floor."""
+        return self.ceiling < 1.0 or self.linear is not None or self.others is not None
+
+    def lower(self, m: Array) -> Array:
+        """Return the least α for this Gramian: floors are for rows with a gradient."""
+        return np.where(active_rows(np.sqrt(m.diagonal())), self.floor, 0.0)
+
+    def polytope(self, m: Array) -> Polytope:
+        """Return the set of α for this Gramian."""
+        return simplex_with(self.lower(m), self.ceiling, self.linear)
+
+    def empty(self) -> ValueError:
+        """Return the error to raise when no α is allowed."""
+        linear = "" if self.linear is None and self.others is None else " and the constraints"
+        return ValueError(f"no α with sum 1 meets floor={self.floor:g}, ceiling={self.ceiling:g}{linear}")
 
 
-def _differentiable_conic(gramian: Tensor, floor: float) -> Tensor:
-    """Take the steps of ``_alpha`` in torch, so that gradients flow through them and through the solver."""
-    rows, norms, c, _ = (torch.from_numpy(part) for part in _standard_form(gramian.detach().numpy(), floor))
+def _exact(m: Array, region: Region) -> tuple[Array, Polytope | None]:
+    """Return α, and the polytope that it was looked for in if there is more than a floor."""
+    alpha = min_norm_with_floor(m, region.floor, exact.solve)
+    if not region.limited:
+        return alpha, None
+    polytope = region.polytope(m)
+    if not polytope.has(alpha):  # else: optimal in the larger set, optimal in the smaller one
+        try:
+            alpha = np.clip(constrained.solve(m, polytope, alpha), region.lower(m), region.ceiling)  # rounding
+        except EmptyError:
+            raise region.empty() from None
+    return alpha, polytope
+
+
+def _conic(m: Array, region: Region) -> Array:
+    if not region.limited:
+        return min_norm_with_floor(m, region.floor, convex.solve)
+    norms, c, restriction = _limited_form(m, region)
+    try:
+        alpha = c * convex.solve_within(m / (norms[:, None] * norms), restriction)
+        return np.clip(alpha, region.lower(m), region.ceiling)
+    except EmptyError:
+        raise region.empty() from None
+
+
+def _limited_form(m: Array, region: Region) -> tuple[Array, Array, convex.Restriction]:
+    """Return ‖g_k‖ (infinite for rows without gradient), c, and what α = c β has to meet."""
+    try:
+        polytope, even = region.polytope(m), np.full(len(m), 1.0 / len(m))
+        polytope.nearest(even)  # cvxpylayers' solver would not say why it fails
+        norms, c, polytope, _ = constrained.scaled_form(m, polytope, even)
+    except EmptyError:
+        raise region.empty() from None
+    return norms, c, convex.restriction(polytope, c, region.others)
+
+
+def _differentiable_conic(gramian: Tensor, region: Region) -> Tensor:
+    """Take the steps of ``_conic`` in torch, so that gradients flow through them and through the solver."""
+    m, floor = gramian.detach().numpy(), region.floor
+    symmetric = (gramian + gramian.T) / 2  # changes nothing but the derivative, which is that of a symmetric matrix
+    if region.limited:
+        norms, c, restriction = _limited_form(m, region)
+        inverse = torch.from_numpy(1.0 / norms)
+        try:
+            if region.others is not None:
+                convex.solve_within(m / (norms[:, None] * norms), restriction)  # raises if there is no solution
+            beta = convex.solve_within_differentiable(symmetric * inverse[:, None] * inverse, restriction)
+        except EmptyError:
+            raise region.empty() from None
+        return torch.from_numpy(c) * beta
+    rows, lengths, weights, _ = (torch.from_numpy(part) for part in standard_form(m, floor))
     if len(rows) == 0:
         return torch.full_like(gramian[0], 1.0 / len(gramian))
-    m = gramian[rows][:, rows]
-    m = (m + m.T) / 2  # changes nothing but the derivative, which is that of a symmetric matrix
-    if floor > 0:
-        m = _raise_floor(m, floor)
+    reduced = symmetric[rows][:, rows]
     share = 1.0 - len(rows) * floor
+    if floor > 0:
+        reduced = raise_floor(reduced, floor, share)
     if share > ALL_FLOOR:
-        gamma = c * convex.solve_differentiable(m / (norms[:, None] * norms), c)
+        gamma = weights * convex.solve_differentiable(reduced / (lengths[:, None] * lengths), weights)
     else:
-        gamma = torch.full_like(norms, 1.0 / len(rows))
+        gamma = torch.full_like(lengths, 1.0 / len(rows))
     return torch.zeros_like(gramian[0]).index_put((rows,), floor + share * gamma)
-
-
-class _DifferentiableMinNorm(torch.autograd.Function):
-    """The exact solution with the derivative of its optimality conditions.
-
-    On the set S = {k: α_k > floor} they read (Mα)_k = ν and Σ α_k = 1, the other α_k being constant. Differentiating,
-    M_SS dα_S + (dM α)_S = dν 1 and Σ dα_S = 0, so that dα_S = −P (dM α)_S with P the upper left block of the inverse of
-    [[M_SS, 1], [1ᵀ, 0]]. For an incoming gradient v the answer is −sym(u αᵀ), u = P v_S. The rows are scaled to unit
-    gradients before the inversion; a singular system (linearly dependent vectors) gets the pseudo-inverse.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, gramian: Tensor, floor: float) -> Tensor:
-        alpha = torch.from_numpy(_alpha(gramian.numpy(), floor, exact.solve))
-        ctx.save_for_backward(gramian, alpha)
-        ctx.floor = floor
-        return alpha
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_alpha: Tensor) -> tuple[Tensor, None]:
-        gramian, alpha = ctx.saved_tensors
-        norms = gramian.diagonal().sqrt()
-        rows = torch.nonzero((alpha > ctx.floor) & active_rows(norms)).flatten()
-        scale = 1.0 / norms[rows]
-        size = len(rows)
-        system = torch.zeros(size + 1, size + 1, dtype=torch.float64)
-        system[:size, :size] = gramian[rows][:, rows] * scale[:, None] * scale
-        system[:size, size] = system[size, :size] = scale / scale.sum()
-        u = torch.zeros_like(alpha)
-        inverse = torch.linalg.pinv(system, rtol=1e-12, hermitian=True)
-        u[rows] = scale * (inverse[:size, :size] @ (scale * grad_alpha[rows]))
-        outer = torch.outer(u, alpha)
-        return -(outer + outer.T) / 2, None

@@ -1,16 +1,20 @@
-"""The training loops of docs/examples: two processes print the same, and what one process prints."""
+"""The scripts of docs/examples: two processes print what one process prints, and the preference is learned."""
 
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [p for p in sorted((ROOT / "docs" / "examples").glob("*.py")) if not p.stem.startswith("grpo")]
+LEARN_PREFERENCE = ROOT / "docs" / "examples" / "learn_preference.py"
+LOOPS = ("accelerate_loop", "ddp", "fsdp2", "lightning_loop")
+EXAMPLES = [ROOT / "docs" / "examples" / f"{name}.py" for name in LOOPS]
 RANK = re.compile(r"rank (\d) of (\d): coefficients \[([\d., ]+)\], parameters ([\d.]+)")
 SHOWN = re.compile(r'^```python title="(.*?)"\n(.*?)^```', re.DOTALL | re.MULTILINE)
 
@@ -45,3 +49,24 @@ def test_two_ranks_do_what_one_does(script):
 def test_the_page_shows_the_scripts():
     shown = dict(SHOWN.findall((ROOT / "docs" / "training_loops.md").read_text(encoding="utf-8")))
     assert shown == {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in EXAMPLES}
+
+
+def test_a_preference_is_learned():
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, LEARN_PREFERENCE], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"after .* 3\.\d\d : [12]\.\d\d : [01]\.\d\d", done.stdout)
+    page = (ROOT / "docs" / "solvers.md").read_text(encoding="utf-8")
+    assert done.stdout in page
+
+
+def test_the_exact_solver_learns_along_the_same_gradient():
+    example = runpy.run_path(str(LEARN_PREFERENCE))
+    for preference in ([3.0, 2.0, 1.0], [1.0, 1.0, 1.0], [5.0, 1.0, 1.0]):
+        found = []
+        for solver in ("exact", "cvxpylayers"):
+            leaf = torch.tensor(preference, requires_grad=True)
+            example["distance"](leaf, torch.Generator().manual_seed(0), solver).backward()
+            found.append(leaf.grad)
+        assert found[0].abs().max() > 1e-2
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

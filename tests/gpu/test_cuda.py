@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradbalance import AffineLoss, MarbleOptimizer
 from tests.gradbalance.identical import identical
+from tests.gradbalance.solvers.test_batches import a_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -195,3 +196,26 @@ def test_a_refresh_waits_once():
         losses = model(x)
         assert syncs(lambda losses=losses: optimizer.backward(losses)) == 1
         assert syncs(optimizer.step) == 0
+
+
+# --- Capture ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [2, 5, 8])
+def test_a_whole_step_with_a_solve_is_captured_in_a_cuda_graph(k):
+    """The solve waits for nothing, and replayed on new gradients it gives what eager mode does."""
+    gradients, parameter = torch.randn(k, 1000, device="cuda"), torch.randn(1000, device="cuda")
+    assert syncs(lambda: a_step(gradients, parameter)) == 0
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # warm-up, as torch asks for
+        a_step(gradients, parameter)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        moved = a_step(gradients, parameter)
+    for seed in range(3):
+        gradients.copy_(torch.randn(k, 1000, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        torch.testing.assert_close(moved, a_step(gradients, parameter))
+        expected = a_step(gradients.cpu(), parameter.cpu())
+        torch.testing.assert_close(moved.cpu(), expected, rtol=1e-4, atol=1e-4)

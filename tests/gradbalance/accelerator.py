@@ -90,7 +90,7 @@ class Accelerator(TorchDispatchMode):
             self.reads.append(sources[-1].numel())
             if moved:
                 return result
-        if func._schema.name.endswith("_"):  # in place: the same tensor again
+        if func._schema.name.endswith("_") and not func._schema.name.endswith("__"):  # in place: the same tensor again
             return args[0] if func._schema.returns else None
         if _on_device(device) or (device is None and sources):
             return tree_map_only(torch.Tensor, DeviceTensor, result)

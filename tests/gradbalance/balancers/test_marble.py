@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.agreement.projecting import PAIRS
+from gradbalance import MarbleOptimizer
 from gradbalance.balancers import Marble
-from gradbalance.solvers import min_norm
+from gradbalance.solvers import LinearConstraint, min_norm
 from tests.gradbalance.gradient_zoo import WELL_POSED, cosines, gramian, unit, zoo
 
 
@@ -96,6 +97,49 @@ def test_floor():
     assert Marble().weights(gramian(gradients))[2] == pytest.approx(0, abs=1e-12)
     alpha = Marble(floor=0.1).weights(gramian(gradients))
     np.testing.assert_allclose(alpha, [0.45, 0.45, 0.1, 0], atol=1e-12)
+
+
+def test_ceiling():
+    """Of three orthogonal gradients and the second's opposite, the pair would get all."""
+    gradients = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, -2.0, 0.0], [0.0, 0.0, 3.0]])
+    np.testing.assert_allclose(Marble().weights(gramian(gradients)), [0, 0.5, 0.5, 0], atol=1e-12)
+    np.testing.assert_allclose(Marble(ceiling=0.4).weights(gramian(gradients)), [0.1, 0.4, 0.4, 0.1], atol=1e-12)
+
+
+def test_constraints_are_on_the_weights_of_the_unit_gradients():
+    m = torch.diag(torch.tensor([1e-6, 1.0, 1e6]))
+    at_least_twice = LinearConstraint([1, -2, 0], 0)
+    np.testing.assert_allclose(Marble(constraints=at_least_twice).weights(m), [6 / 14, 3 / 14, 5 / 14], atol=1e-12)
+
+
+def test_constraints_written_with_cvxpy_are_read_once():
+    calls = []
+    balancer = Marble(constraints=lambda alpha: [calls.append(alpha) or alpha[0] >= 2 * alpha[1]])
+    for _ in range(3):
+        np.testing.assert_allclose(balancer.weights(torch.eye(3)), [6 / 14, 3 / 14, 5 / 14], atol=1e-12)
+    assert len(calls) == 1
+
+
+def test_an_objective_without_gradient_gets_none_of_the_update_even_where_it_must_have_weight():
+    balancer = Marble(constraints=LinearConstraint([1, 0, 0], 0.2))
+    m = torch.diag(torch.tensor([0.0, 4.0, 4.0]))
+    np.testing.assert_allclose(balancer.weights(m), [0.2, 0.4, 0.4], atol=1e-12)
+    np.testing.assert_allclose(balancer.coefficients(m), [0, 0.4, 0.4], atol=1e-12)
+
+
+@pytest.mark.parametrize("ceiling", [0.0, 1.5, math.nan])
+def test_bad_ceiling(ceiling):
+    with pytest.raises(ValueError, match=r"ceiling must be a number in \(0, 1\], got"):
+        Marble(ceiling=ceiling)
+
+
+def test_through_the_optimizer():
+    w = torch.nn.Parameter(torch.zeros(3))
+    optimizer = MarbleOptimizer(
+        torch.optim.SGD([w], lr=1.0), ceiling=0.5, constraints=LinearConstraint([1, 0, 0], 0.45)
+    )
+    report = optimizer.backward(list(w))
+    np.testing.assert_allclose(report.weights, [0.45, 0.275, 0.275], atol=1e-6)
 
 
 @settings(max_examples=30, deadline=None)

@@ -229,7 +229,7 @@ def test_floor_out_of_range(floor):
 
 
 def test_unknown_solver():
-    with pytest.raises(ValueError, match="solver must be one of 'exact', 'cvxpy', 'cvxpylayers', got 'slsqp'"):
+    with pytest.raises(ValueError, match="one of 'exact', 'cvxpy', 'cvxpylayers', 'enumeration', got 'slsqp'"):
         min_norm(torch.eye(2), solver="slsqp")
 
 
