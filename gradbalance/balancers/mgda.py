@@ -1,10 +1,12 @@
 """MGDA: the min-norm point of the gradients, raw or normalised."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import choice, loss_values
+from gradbalance.balancers.checks import Array, array, choice, loss_values
 from gradbalance.solvers import SOLVERS, min_norm
 from gradbalance.solvers.checks import active_rows
 
@@ -39,25 +41,25 @@ class MGDA(Balancer):
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return λ; 0 for objectives without gradient. Raises ValueError if a loss value is needed and not > 0."""
-        gramian = gramian.to("cpu", torch.float64)
-        norms = gramian.diagonal().sqrt()
+        m = array(gramian)
+        norms = np.sqrt(m.diagonal())
         active = active_rows(norms)
-        scales = torch.ones_like(norms)
+        scales = np.ones_like(norms)
         if self.normalize in ("l2", "loss+"):
             scales = scales * norms
         if self.normalize in ("loss", "loss+"):
             scales = scales * self._positive(losses, active)
-        scales = torch.where(active, scales, torch.inf)
-        alpha = min_norm(gramian / (scales[:, None] * scales), solver=self.solver)
-        mean = scales[active].sum() / active.sum().clamp(min=1)
-        return torch.where(active, mean * alpha / scales, 0.0)
+        scales = np.where(active, scales, np.inf)
+        alpha = array(min_norm(torch.from_numpy(m / (scales[:, None] * scales)), solver=self.solver))
+        mean = scales[active].sum() / max(np.count_nonzero(active), 1)
+        return torch.from_numpy(np.where(active, mean * alpha / scales, 0.0))
 
-    def _positive(self, losses: Tensor | None, active: Tensor) -> Tensor:
-        values = torch.from_numpy(loss_values(losses, len(active), f"normalize={self.normalize!r}"))
-        bad = torch.nonzero(active & ~(values.isfinite() & (values > 0))).flatten().tolist()
-        if bad:
+    def _positive(self, losses: Tensor | None, active: NDArray[np.bool_]) -> Array:
+        values = loss_values(losses, len(active), f"normalize={self.normalize!r}")
+        bad = (active & ~(np.isfinite(values) & (values > 0))).nonzero()[0]
+        if len(bad):
             raise ValueError(
-                f"normalize={self.normalize!r} needs losses > 0, got {values[bad[0]].item()} for objective {bad[0]}; "
+                f"normalize={self.normalize!r} needs losses > 0, got {values[bad[0]]} for objective {bad[0]}; "
                 "use normalize='l2' for losses of any sign"
             )
         return values
