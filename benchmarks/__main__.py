@@ -8,10 +8,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import agreement, balancers, pictures, speed
+from benchmarks import agreement, balancers, directions, paths, speed
 from benchmarks.output import write_json
 
-COMMANDS = {"speed": speed, "balancers": balancers, "agreement": agreement, "pictures": pictures}
+COMMANDS = {
+    "speed": speed,
+    "balancers": balancers,
+    "agreement": agreement,
+    "directions": directions,
+    "paths": paths,
+}
 """Each is a module with ``add_arguments(parser)`` and ``run(options, console)``, which returns figures for a file."""
 
 

@@ -27,6 +27,7 @@ from gradbalance.balancers import Balancer
 Array = NDArray[np.float64]
 
 REPEATS = 5
+METHODS = sorted([*balancers.available(), "marble, ceiling"])
 
 
 def _independent(rng: np.random.Generator, k: int) -> Array:
@@ -54,7 +55,7 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int], Array]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.add_argument("--objectives", type=int, nargs="+", default=[2, 5, 10, 16, 32], help="K to measure")
-    parser.add_argument("--methods", nargs="+", default=balancers.available(), help="balancers to measure")
+    parser.add_argument("--methods", nargs="+", default=METHODS, help="balancers to measure")
     parser.add_argument("--draws", type=int, default=100, help="Gramians of each family")
 
 

@@ -1,4 +1,4 @@
-"""The methods that the benchmarks compare, each at its defaults where it has any."""
+"""The methods that the benchmarks compare, at their defaults where they have any."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Callable
 from gradbalance import balancers
 from gradbalance.balancers import Balancer
 
-NEEDS_OPTIONS: dict[str, Callable[[int], Balancer]] = {
+WITH_OPTIONS: dict[str, Callable[[int], Balancer]] = {
     "sequential": lambda k: balancers.get(
         "sequential", stages=[(1000, [float(i == j) for i in range(k)]) for j in range(k)]
     ),
     "grouped": lambda k: balancers.get(
         "grouped", balancer="marble", groups=[list(range(k))[i::2] for i in range(min(k, 2))]
     ),
+    "marble, ceiling": lambda k: balancers.get("marble", ceiling=min(1.0, 1.5 / k)),
 }
-"""K -> a balancer, for those that have no defaults."""
+"""K -> a balancer, for those that have no defaults, and for one that takes another solver than its defaults do."""
 
 
 def make(name: str, objectives: int) -> Balancer:
     """Make the balancer of a name for K objectives."""
-    return NEEDS_OPTIONS[name](objectives) if name in NEEDS_OPTIONS else balancers.get(name)
+    return WITH_OPTIONS[name](objectives) if name in WITH_OPTIONS else balancers.get(name)

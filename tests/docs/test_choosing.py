@@ -76,6 +76,6 @@ def test_what_does_not_agree_is_explained_on_the_page(pair):
 
 
 def test_the_arrivals_on_the_page_are_of_all_methods():
-    figures = json.loads((DOCS / "results" / "choosing.json").read_text())
+    figures = json.loads((DOCS / "results" / "paths.json").read_text())
     assert sorted(figures["arrived"]) == available()
     assert figures["steps"] == 50_000
