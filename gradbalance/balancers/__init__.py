@@ -126,14 +126,17 @@ def get(name: str, **options: Any) -> Balancer:
 
     Raises:
         ValueError: no balancer has this name.
-        TypeError: the balancer has no such option.
+        TypeError: the balancer has no such option, or needs one that is missing.
     """
     if name not in _BALANCERS:
         near = difflib.get_close_matches(str(name).lower(), available())
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise ValueError(f"no balancer is called {name!r}; {hint}available: {', '.join(available())}")
-    known = list(inspect.signature(_BALANCERS[name]).parameters)
+    known = inspect.signature(_BALANCERS[name]).parameters
     for option in options:
         if option not in known:
             raise TypeError(f"balancer {name!r} has no option {option!r}; its options: {', '.join(known)}")
+    for option, parameter in known.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise TypeError(f"balancer {name!r} needs the option {option!r}; its options: {', '.join(known)}")
     return _BALANCERS[name](**options)

@@ -78,7 +78,7 @@ def as_arrays(constraints: Constraints, size: int) -> LinearConstraint:
         return as_arrays(LinearConstraint(constraints.A, constraints.lb, constraints.ub), size)  # type: ignore[union-attr]
     if callable(constraints):
         return _affine(constraints, size)
-    if not isinstance(constraints, Sequence):
+    if not isinstance(constraints, Sequence) or isinstance(constraints, str):
         raise TypeError(
             "constraints must be a LinearConstraint, a sequence of them or a function of a cvxpy variable, "
             f"got {constraints!r}"

@@ -115,7 +115,10 @@ class Options(NamedTuple):
         return gramian, shares
 
     def check_range(self, size: int) -> None:
-        """Raise ValueError if floor or ceiling leave no α."""
+        """Raise TypeError if floor or ceiling is no number, ValueError if they leave no α."""
+        for name, value in (("floor", self.floor), ("ceiling", self.ceiling)):
+            if not isinstance(value, float | int):
+                raise TypeError(f"{name} must be a number, got {value!r}")
         if not 0.0 <= self.floor * size <= 1.0 + 1e-12:
             raise ValueError(f"floor must be in [0, 1/K] = [0, {1 / size:g}] for K = {size}, got {self.floor!r}")
         if not self.ceiling * size >= 1.0 - 1e-12:

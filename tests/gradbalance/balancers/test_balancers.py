@@ -291,6 +291,11 @@ def test_unknown_option():
         get("marble", flor=0.1)
 
 
+def test_missing_option():
+    with pytest.raises(TypeError, match="'sequential' needs the option 'stages'; its options: stages"):
+        get("sequential")
+
+
 def test_a_balancer_of_ones_own_needs_weights_only():
     class Mean(Balancer):
         def weights(self, gramian, losses=None, signal=None):

@@ -83,6 +83,12 @@ def test_what_is_not_affine_is_for_the_conic_solvers(solver):
         (lambda: LinearConstraint([1, 2], np.nan), ValueError, "lower bound above its upper one"),
         (lambda: min_norm(EYE, constraints=LinearConstraint([1, 2])), ValueError, "on 2 weights, but there are 3"),
         (lambda: min_norm(EYE, constraints=0.5), TypeError, "constraints must be a LinearConstraint, a sequence"),
+        (
+            lambda: min_norm(EYE, constraints="α_0 ≥ 0.5"),
+            TypeError,
+            "constraints must be a LinearConstraint, a sequence",
+        ),
+        (lambda: min_norm(EYE, ceiling="a"), TypeError, "ceiling must be a number, got 'a'"),
         (lambda: min_norm(EYE, constraints=lambda alpha: [True]), TypeError, "must return cvxpy constraints, got True"),
     ],
 )
