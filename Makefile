@@ -14,8 +14,8 @@ $(READY): requirements.txt
 demo: venv          ## train the small Stable Diffusion 3 pipeline on five rewards
 	$(BIN)/python integrations/diffusion_nft/train.py --config tiny
 
-test: venv          ## everything but the slow checks
-	$(BIN)/python -m pytest -m "not slow"
+test: venv          ## everything but the slow checks, on two cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: venv     ## the slow checks alone
 	$(BIN)/python -m pytest -m slow
