@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from gradbalance.balancers import Balancer
@@ -60,8 +61,9 @@ def follow(state: BalanceState, balancer: Balancer, *, losses: Tensor, ema_decay
         losses: The K loss values of the step, float64, NaN where absent.
         ema_decay: ρ of the moving average.
     """
-    present = (~losses.isnan()).tolist()
-    return _updated(state, balancer, losses.new_tensor(state.gramian), present, losses, ema_decay)
+    present = ~losses.isnan()
+    # Of gradients such a balancer may look only at who has one; those of the last refresh are not those of this step.
+    return _updated(state, balancer, torch.diag(present.to(losses)), present.tolist(), losses, ema_decay)
 
 
 def _updated(

@@ -25,8 +25,9 @@ class Grouped(Wrapping):
     An objective that is absent or has no gradient leaves its group's mean and gets 0; a group with no one left is
     absent itself, or has no gradient itself. Scale behaviour and promises are the inner balancer's, between groups:
     a member may be in conflict with the update even if its group is not. The weights, which an optimizer may average
-    over steps, are the inner balancer's spread over the members, with the same sum; an average is gathered by group
-    before the inner balancer scales it.
+    over steps, are the inner balancer's, spread evenly over all members of a group, with the same sum; before the inner
+    balancer scales an average of them it is gathered from the members that take part. A member that comes back between
+    two refreshes brings its last coefficient, so that its group is too strong until the next one.
 
     Args:
         balancer: the inner balancer, or its name. Options with one value per objective then mean groups.
@@ -41,7 +42,7 @@ class Grouped(Wrapping):
             row[members] = True
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
-        """Return the inner balancer's weights, divided evenly among the members that take part."""
+        """Return the inner balancer's weights, divided evenly among the members."""
         size = self._checked(len(gramian))
         values = None if losses is None else loss_values(losses, size, "Grouped")
         present = np.full(size, True) if values is None else ~np.isnan(values)
@@ -52,13 +53,13 @@ class Grouped(Wrapping):
             None if values is None else torch.from_numpy(_mean_losses(counted, values)),
             None if signal is None else _of_groups(mean, signal),
         )
-        return torch.from_numpy(array(inner) @ mean)
+        return torch.from_numpy(array(inner) @ _mean(self._member & counted.any(axis=1, keepdims=True)))
 
     def scale(self, weights: Tensor, gramian: Tensor) -> Tensor:
         """Return λ_k = λ_G / n_G, n_G the number of members with a gradient."""
         size = self._checked(len(gramian))
         mean = _mean(self._counted(array(gramian), np.full(size, True)))
-        gathered = torch.from_numpy(self._member @ array(weights))
+        gathered = torch.from_numpy(self._member.sum(axis=1) * (mean @ array(weights)))
         return torch.from_numpy(array(self.balancer.scale(gathered, _of_groups(mean, gramian))) @ mean)
 
     def _counted(self, m: Array, present: Mask) -> Mask:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradbalance.solvers.constraints import require, written
+from gradbalance.solvers.derivative import once
 from gradbalance.solvers.exact import Array
 from gradbalance.solvers.polytope import EmptyError, Polytope
 
@@ -126,16 +127,16 @@ class _Quiet(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, argument: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.enable_grad(), _quiet():
+            ctx.save_for_backward(argument)
             ctx.leaf = argument.detach().requires_grad_()
             ctx.result = function(ctx.leaf)
         return ctx.result.detach()  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor, None]:
         with _quiet():
-            (grad,) = torch.autograd.grad(ctx.result, ctx.leaf, grad_result, retain_graph=True)
-        return grad, None
+            (grad,) = torch.autograd.grad(ctx.result, ctx.leaf, grad_result.detach(), retain_graph=True)
+        return once(grad, *ctx.saved_tensors, grad_result), None
 
 
 @contextmanager

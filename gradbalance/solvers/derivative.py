@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gradbalance.solvers.checks import active_rows
 from gradbalance.solvers.exact import Array
@@ -45,27 +44,50 @@ class _Implicit(torch.autograd.Function):
         return alpha
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_alpha: Tensor) -> tuple[Tensor, None, None]:
-        gramian, alpha = ctx.saved_tensors
-        m, solution = gramian.numpy(), alpha.numpy()
-        norms = np.sqrt(m.diagonal())
-        idle = ~active_rows(norms)
-        scale = 1.0 / np.where(idle, np.inf, norms)
-        fixed, equations = idle | (solution <= ctx.floor), np.ones((1, len(m)))
-        if ctx.polytope is not None:
-            c = np.where(idle, 1.0, scale / scale.max())
-            scaled = ctx.polytope.scaled(c)
-            equations = np.vstack([scaled.equal / c, scaled.rows[scaled.held(solution / c)] / c])
-            bounds = np.count_nonzero(equations, axis=1) == 1
-            fixed, equations = idle | equations[bounds].any(axis=0), equations[~bounds]
-        free = ~fixed
-        scale = scale[free]
-        z = null_space(with_unit_rows(equations[:, free] * scale))
-        reduced = z.T @ (m[free][:, free] * scale[:, None] * scale) @ z
-        u = np.zeros(len(m))
-        if z.size:
-            inverse = np.linalg.pinv(reduced, rcond=SINGULAR, hermitian=True)
-            u[free] = scale * (z @ (inverse @ (z.T @ (scale * grad_alpha.numpy()[free]))))
-        outer = torch.outer(torch.from_numpy(u), alpha)
-        return -(outer + outer.T) / 2, None, None
+        gramian, saved = ctx.saved_tensors
+        return (
+            once(_gradient(ctx, gramian.detach(), saved.detach(), grad_alpha.detach()), gramian, grad_alpha),
+            None,
+            None,
+        )
+
+
+def _gradient(ctx: Any, gramian: Tensor, alpha: Tensor, grad_alpha: Tensor) -> Tensor:
+    m, solution = gramian.numpy(), alpha.numpy()
+    norms = np.sqrt(m.diagonal())
+    idle = ~active_rows(norms)
+    scale = 1.0 / np.where(idle, np.inf, norms)
+    fixed, equations = idle | (solution <= ctx.floor), np.ones((1, len(m)))
+    if ctx.polytope is not None:
+        c = np.where(idle, 1.0, scale / scale.max())
+        scaled = ctx.polytope.scaled(c)
+        equations = np.vstack([scaled.equal / c, scaled.rows[scaled.held(solution / c)] / c])
+        bounds = np.count_nonzero(equations, axis=1) == 1
+        fixed, equations = idle | equations[bounds].any(axis=0), equations[~bounds]
+    free = ~fixed
+    scale = scale[free]
+    z = null_space(with_unit_rows(equations[:, free] * scale))
+    reduced = z.T @ (m[free][:, free] * scale[:, None] * scale) @ z
+    u = np.zeros(len(m))
+    if z.size:
+        inverse = np.linalg.pinv(reduced, rcond=SINGULAR, hermitian=True)
+        u[free] = scale * (z @ (inverse @ (z.T @ (scale * grad_alpha.numpy()[free]))))
+    outer = torch.outer(torch.from_numpy(u), alpha)
+    return -(outer + outer.T) / 2
+
+
+def once(gradient: Tensor, *sources: Tensor) -> Tensor:
+    """Return a derivative that refuses to be differentiated again, rather than be taken for a constant."""
+    refused: Tensor = _Once.apply(gradient, *sources) if torch.is_grad_enabled() else gradient  # type: ignore[no-untyped-call]
+    return refused
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *sources: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise RuntimeError("min_norm can be differentiated once; solver='enumeration' (K ≤ 8) as often as you like")

@@ -56,7 +56,8 @@ class Entry:
         no_conflict: No objective has a negative cosine with the update; "independent": if the gradients are linearly
             independent.
         stationary: The update vanishes where a convex combination of the gradients does.
-        equivariant: Exchanging objectives exchanges the coefficients.
+        equivariant: Exchanging objectives exchanges the coefficients; "update": leaves the update as it is, where
+            several coefficients give it.
         nonnegative: No coefficient is negative.
         drops_zero: An objective without gradient gets 0, and the others what they get without it.
         one: λ of a single objective whose gradient has norm 1 and whose loss is 1; None: it changes from call to call.
@@ -68,7 +69,7 @@ class Entry:
     invariant: bool = False
     no_conflict: bool | Literal["independent"] = False
     stationary: bool = False
-    equivariant: bool = True
+    equivariant: bool | Literal["update"] = True
     nonnegative: bool = True
     drops_zero: bool = True
     one: float | None = 1.0
@@ -209,7 +210,7 @@ SOLVING = {
     ),
     "ca_grad": Entry(lambda k: CAGrad(), one=1.5),
     "ca_grad, 0": Entry(lambda k: CAGrad(c=0.0)),
-    "ca_grad, 1": Entry(lambda k: CAGrad(c=1.0), no_conflict=True, stationary=True, one=2.0),
+    "ca_grad, 1": Entry(lambda k: CAGrad(c=1.0), no_conflict=True, stationary=True, one=2.0, equivariant="update"),
     "upgrad": Entry(lambda k: UPGrad(), no_conflict=True, stationary=True),
     "upgrad, preference": Entry(
         lambda k: UPGrad([1.0 + i for i in range(k)]),

@@ -131,6 +131,19 @@ def test_the_direction_ignores_the_scale_of_each_objective(name, gradients, seed
 @given(gradients=zoo(families=tuple(f for f in FAMILIES if f != "nearly duplicated")), random=st.randoms())
 def test_permutation_equivariant(name, gradients, random):
     """In three calls, so that what a balancer remembers takes part."""
+    for plain, exchanged, order, _ in _exchanged(name, gradients, random):
+        torch.testing.assert_close(exchanged, plain[order], rtol=1e-5, atol=1e-5)
+
+
+@those(equivariant="update")
+@settings(max_examples=50, deadline=None)
+@given(gradients=zoo(families=tuple(f for f in FAMILIES if f != "nearly duplicated")), random=st.randoms())
+def test_exchanging_objectives_leaves_the_update(name, gradients, random):
+    for plain, exchanged, order, seen in _exchanged(name, gradients, random):
+        np.testing.assert_allclose(exchanged.numpy() @ seen[order], plain.numpy() @ seen, atol=1e-5)
+
+
+def _exchanged(name, gradients, random):
     gradients = unit(gradients)
     order = list(range(len(gradients)))
     random.shuffle(order)
@@ -138,9 +151,7 @@ def test_permutation_equivariant(name, gradients, random):
     for step in range(3):
         seen = gradients * (1 + 0.1 * step)
         m, losses = gramian(seen), losses_of(seen)
-        plain = one.coefficients(m, losses)
-        exchanged = other.coefficients(m[order][:, order], losses[order])
-        torch.testing.assert_close(exchanged, plain[order], rtol=1e-5, atol=1e-5)
+        yield one.coefficients(m, losses), other.coefficients(m[order][:, order], losses[order]), order, seen
 
 
 @pytest.mark.parametrize("name", [name for name, entry in EVERY.items() if entry.no_conflict])

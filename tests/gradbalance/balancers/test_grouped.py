@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from gradbalance import BalancedOptimizer
 from gradbalance.balancers import MGDA, Balancer, GradVac, Grouped, Marble, MoDo, PCGrad, WeightedSum
 from tests.gradbalance.gradient_zoo import gramian, zoo
 
@@ -147,3 +148,34 @@ def test_groups_of_something_else(groups):
 def test_groups_of_another_number_of_objectives():
     with pytest.raises(ValueError, match="groups are of 3 objectives, but there are 4"):
         Grouped("marble", [[0, 1], [2]]).coefficients(torch.eye(4))
+
+
+@pytest.mark.parametrize(("inner", "part"), [("uniform", 0.5), ("marble", 0.5), ("nash_mtl", 1.0)])
+def test_members_that_take_turns_count_as_one_group(inner, part):
+    """All nine members at first, then one at a time: the group's pull on its parameter is that of the other group."""
+    parameter = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    groups = Grouped(inner, [list(range(9)), [9]])
+    optimizer = BalancedOptimizer(torch.optim.SGD([parameter], lr=0.0), groups)
+    for step in range(12):
+        here = [parameter[0] + 0 * parameter[1] if step == 0 or k == step % 9 else None for k in range(9)]
+        optimizer.zero_grad()
+        optimizer.backward([*here, parameter[1] + 0 * parameter[0]])
+        optimizer.step()
+        assert parameter.grad[0].item() == pytest.approx(parameter.grad[1].item())
+    if inner == "nash_mtl":
+        assert parameter.grad[0].item() == pytest.approx(part)
+
+
+def test_a_member_absent_from_the_refresh_is_followed_when_it_is_back():
+    parameter = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    optimizer = BalancedOptimizer(
+        torch.optim.SGD([parameter], lr=0.0), Grouped("uniform", [[0, 1], [2]]), refresh_every=10
+    )
+    for step in range(12):
+        losses = [parameter.sum() for _ in range(3)]
+        if step == 10:
+            losses[1] = None
+        optimizer.zero_grad()
+        optimizer.backward(losses)
+        optimizer.step()
+    assert optimizer.coefficients.tolist() == pytest.approx([0.25, 0.25, 0.5])

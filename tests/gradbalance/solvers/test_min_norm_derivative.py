@@ -111,3 +111,12 @@ def test_no_graph_unless_asked_for():
     with torch.no_grad():
         assert not min_norm(leaf).requires_grad
     assert not min_norm(leaf, solver="cvxpy").requires_grad
+
+
+@pytest.mark.parametrize("solver", ["exact", "cvxpylayers"])
+def test_a_second_derivative_is_refused_not_left_out(solver):
+    gradients = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    alpha = min_norm(gradients @ gradients.T, solver=solver)
+    (first,) = torch.autograd.grad(alpha[0], gradients, create_graph=True)
+    with pytest.raises(RuntimeError, match="min_norm can be differentiated once; solver='enumeration'"):
+        torch.autograd.grad(first.square().sum(), gradients)
