@@ -15,6 +15,9 @@ from gradbalance.solvers.dual_cone import project
 VANISHING = 1e-7
 """A combination of gradients this much shorter than the sum of its parts is zero: the root of rounding, with room."""
 
+SMALL = 1e-3
+"""A combination this short may be one that vanishes at t = 0."""
+
 ACCURACY = 1e-12
 """Relative error of the squared distance from the mean that needs no further solve."""
 
@@ -23,6 +26,9 @@ ROUNDING = 1e-15
 
 RIDGE = 1e-14
 """Added to the diagonal of a unit Gramian that may be singular, where only the length of Σ_k v_k g_k counts."""
+
+HELD = 1e-9
+"""A weight up to this is a rounding of 0."""
 
 SOLVES = 60
 """Most min-norm problems solved; about three are needed."""
@@ -96,21 +102,28 @@ def _within_ball(m: Array, with_mean: Array, radius: float, c: float) -> Array |
         if length <= VANISHING * (w @ norms):
             return None
         if abs(length**2 - (radius * t) ** 2) <= ACCURACY * length**2 + ROUNDING * (w @ norms) ** 2:
-            break
+            hidden = length <= SMALL * (w @ norms) and _distance(m, with_mean, t, w)[0] <= (VANISHING * (w @ norms)) ** 2
+            return None if hidden else w / t
         low, high = (t, high) if length > radius * t else (low, t)
         t = _next_t(m, with_mean, radius, t, w)
         if not low < t < high:
             t = math.sqrt(low * high) if low > 0.0 else high / 10.0
-    x: Array = w / t
-    return x
+    return np.asarray(w / t)
 
 
 def _next_t(m: Array, with_mean: Array, radius: float, t: float, w: Array) -> float:
-    """Solve for t while the set {k: w_k > 0} lasts; infinity where there is no solution.
+    """Solve for t while the set {k: w_k > 0} lasts; infinity where there is no solution."""
+    a, b = _distance(m, with_mean, t, w)
+    a = max(a, (VANISHING / 100 * (w @ np.sqrt(m.diagonal()))) ** 2)  # 0 only up to rounding
+    return math.sqrt(a / (radius**2 - b)) if b < radius**2 else math.inf
 
-    On it w(t) = w(0) + t v, and w(0), the min-norm point of the affine hull, is orthogonal to v: ‖g_w(t)‖² = a + b t².
+
+def _distance(m: Array, with_mean: Array, t: float, w: Array) -> tuple[float, float]:
+    """Return a and b of ‖g_w(t)‖² = a + b t² on the set of objectives with a weight.
+
+    There w(t) = w(0) + t v, and w(0), the min-norm point of the affine hull, is orthogonal to v.
     """
-    rows = (w > 0).nonzero()[0]
+    rows = (w > HELD).nonzero()[0]
     part = m[rows[:, None], rows]
     norms = np.sqrt(part.diagonal())
     system = np.zeros((len(rows) + 1, len(rows) + 1))
@@ -119,9 +132,8 @@ def _next_t(m: Array, with_mean: Array, radius: float, t: float, w: Array) -> fl
     right = np.append(-with_mean[rows] / norms, 0.0)
     system.ravel()[: -1 : len(rows) + 2] *= 1.0 + RIDGE
     v = np.linalg.solve(system, right)[:-1] / norms
-    b = v @ part @ v
-    a = max(w @ m @ w - b * t**2, (VANISHING / 100 * (w[rows] @ norms)) ** 2)  # 0 only up to rounding
-    return math.sqrt(a / (radius**2 - b)) if b < radius**2 else math.inf
+    b = float(v @ part @ v)
+    return float(w @ m @ w) - b * t**2, b
 
 
 def _min_norm(m: Array) -> Array:

@@ -70,6 +70,13 @@ def test_opposite_gradients_and_a_third(c):
     np.testing.assert_allclose(expected, [0.0, 1 / 3], atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", [675, 896, 1420, 1800])
+def test_a_pair_that_cancels_exactly_gets_no_large_coefficients(seed):
+    """λ → ∞ on both would be right on paper; the update would be lost in the rounding of float32 gradients."""
+    one, other = np.random.default_rng(seed).standard_normal((2, 3))
+    assert CAGrad(0.5).coefficients(gramian(unit(np.stack([one, other, -one])))).max() < 10
+
+
 def test_that_choice_is_the_limit():
     near = np.array([[1.0, 0.0], [-1.0, 1e-5], [0.3, 1.0]])
     far = np.array([[1.0, 0.0], [-1.0, 0.0], [0.3, 1.0]])
