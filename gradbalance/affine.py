@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -113,6 +114,7 @@ class AffineLoss:
             names: K objective names.
             reduction: As in :meth:`clipped_surrogate`.
         """
+        _check_tensors("policy_gradient", log_probs=log_probs, advantages=advantages, mask=mask)
         log_probs = _at_least_float32(log_probs)
         return cls(log_probs, -_weighted(log_probs, advantages, mask, reduction, "policy_gradient"), names)
 
@@ -153,16 +155,24 @@ class AffineLoss:
                 of all micro-batches of the step.
 
         Raises:
+            TypeError: If ``ratio``, ``advantages`` or ``mask`` is not a tensor.
             ValueError: If a shape does not fit, ``clip`` is not positive or ``reduction`` is unknown.
         """
         low, high = clip if isinstance(clip, tuple | list) and len(clip) == 2 else (clip, clip)
-        if not all(isinstance(bound, float | int) and bound > 0 for bound in (low, high)):
+        if not all(isinstance(end, Real) and not isinstance(end, bool) and end > 0 for end in (low, high)):
             raise ValueError(f"AffineLoss.clipped_surrogate: clip must be positive, one number or two, got {clip!r}")
+        _check_tensors("clipped_surrogate", ratio=ratio, advantages=advantages, mask=mask)
         ratio = _at_least_float32(ratio)
         weighted = _weighted(ratio, advantages, mask, reduction, "clipped_surrogate")
         clipped = ratio.clamp(1 - low, 1 + high)
         terms = torch.stack([torch.minimum(ratio, clipped), torch.maximum(ratio, clipped)])
         return cls(terms, torch.stack([-weighted.clamp(min=0), -weighted.clamp(max=0)], dim=1), names)
+
+
+def _check_tensors(source: str, **values: Tensor | None) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Tensor) and not (name == "mask" and value is None):
+            raise TypeError(f"AffineLoss.{source}: {name} must be a tensor, got {type(value).__name__}")
 
 
 def _at_least_float32(terms: Tensor) -> Tensor:
@@ -184,6 +194,8 @@ def _weighted(terms: Tensor, advantages: Tensor, mask: Tensor | None, reduction:
         raise ValueError(f"{where} advantages must have shape (K, *S) with S = {shape}, got {got}")
     advantages = _broadcast(advantages.detach().reshape(*advantages.shape, *[1] * missing), full, f"{where} advantages")
     kept = torch.ones((), device=advantages.device) if mask is None else mask.detach().to(advantages.device)
+    if kept.device.type == "cpu" and bool(kept.isnan().any()):
+        raise ValueError(f"{where} mask holds NaN; a reward that does not apply has a mask of 0")
     kept = _broadcast(kept.bool(), full, f"{where} mask")
     weighted = torch.where(kept, advantages.to(terms.dtype), 0.0)
     units = kept  # what the mean is over

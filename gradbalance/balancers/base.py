@@ -5,6 +5,7 @@ sees the P parameters and can be used, and tested, with no optimizer.
 """
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -87,7 +88,8 @@ class Balancer(ABC):
         """Restore what ``state_dict`` returned.
 
         Raises:
-            ValueError: the keys are not this balancer's, or a value is not what its key stands for.
+            ValueError: the keys are not this balancer's, or a value is not what its key stands for, finite
+            numbers or a list of them. Nothing is restored then.
         """
         if state_dict.keys() != set(self.STATE):
             raise ValueError(
@@ -95,11 +97,17 @@ class Balancer(ABC):
                 f"got {sorted(state_dict)}"
             )
         for name in self.STATE:
-            if type(state_dict[name]) is not type(getattr(self, name)):
-                raise ValueError(f"state_dict of {type(self).__name__}: {name} is {state_dict[name]!r}")
+            value = state_dict[name]
+            numbers = value if isinstance(value, list) else [value]
+            if type(value) is not type(getattr(self, name)) or not all(map(_finite, numbers)):
+                raise ValueError(f"state_dict of {type(self).__name__}: {name} is {value!r}")
         for name in self.STATE:
             setattr(self, name, state_dict[name])
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in inspect.signature(type(self)).parameters)
         return f"{type(self).__name__}({options})"
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)

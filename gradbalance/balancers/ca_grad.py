@@ -102,8 +102,9 @@ def _within_ball(m: Array, with_mean: Array, radius: float, c: float) -> Array |
         if length <= VANISHING * (w @ norms):
             return None
         if abs(length**2 - (radius * t) ** 2) <= ACCURACY * length**2 + ROUNDING * (w @ norms) ** 2:
-            hidden = length <= SMALL * (w @ norms) and _distance(m, with_mean, t, w)[0] <= (VANISHING * (w @ norms)) ** 2
-            return None if hidden else w / t
+            parts = w @ norms
+            vanishes = length <= SMALL * parts and _distance(m, with_mean, t, w)[0] <= (VANISHING * parts) ** 2
+            return None if vanishes else w / t
         low, high = (t, high) if length > radius * t else (low, t)
         t = _next_t(m, with_mean, radius, t, w)
         if not low < t < high:
@@ -114,7 +115,7 @@ def _within_ball(m: Array, with_mean: Array, radius: float, c: float) -> Array |
 def _next_t(m: Array, with_mean: Array, radius: float, t: float, w: Array) -> float:
     """Solve for t while the set {k: w_k > 0} lasts; infinity where there is no solution."""
     a, b = _distance(m, with_mean, t, w)
-    a = max(a, (VANISHING / 100 * (w @ np.sqrt(m.diagonal()))) ** 2)  # 0 only up to rounding
+    a = max(a, (VANISHING / 100 * float(w @ np.sqrt(m.diagonal()))) ** 2)  # 0 only up to rounding
     return math.sqrt(a / (radius**2 - b)) if b < radius**2 else math.inf
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,11 @@ def number(name: str, value: Any, interval: str) -> float:
         ValueError: it is not; the message names option, interval and value.
     """
     low, high = (float(end.replace("∞", "inf")) for end in interval[1:-1].split(","))
-    if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value):
+    if (
+        isinstance(value, float | int | np.floating | np.integer)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    ):
         above = value >= low if interval[0] == "[" else value > low
         below = value <= high if interval[-1] == "]" else value < high
         if above and below:
@@ -34,9 +39,9 @@ def number(name: str, value: Any, interval: str) -> float:
 
 def integer(name: str, value: Any, *, least: int = 0) -> int:
     """Check that an option is an integer of at least ``least``; raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer ≥ {least}, got {value!r}")
-    return value
+    return int(value)
 
 
 def choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
@@ -108,10 +113,13 @@ def loss_values(losses: Tensor | None, size: int, user: str) -> Array:
         user: the method or option that looks at losses, for the message.
 
     Raises:
+        TypeError: they are no tensor.
         ValueError: there are none, or not K of them.
     """
     if losses is None:
         raise ValueError(f"{user} needs the loss values: pass losses")
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"losses must be a tensor of shape ({size},), got {type(losses).__name__}")
     if losses.shape != (size,):
         raise ValueError(f"losses must have shape ({size},), got {tuple(losses.shape)}")
     return array(losses)

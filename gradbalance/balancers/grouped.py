@@ -1,6 +1,7 @@
 """Groups: another method balances between them, the mean is taken within them."""
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -99,10 +100,10 @@ def _partition(groups: Sequence[Sequence[int]]) -> list[list[int]]:
     except TypeError as error:
         raise TypeError(f"groups must be lists of objectives such as [[0, 1], [2]], got {groups!r}") from error
     members = [member for group in found for member in group]
-    if not all(isinstance(member, int) and not isinstance(member, bool) for member in members):
+    if not all(isinstance(member, Integral) and not isinstance(member, bool) for member in members):
         raise TypeError(f"groups must be lists of objectives such as [[0, 1], [2]], got {groups!r}")
     if not found or not all(found):
         raise ValueError(f"groups must each hold an objective, got {found}")
     if sorted(members) != list(range(len(members))):
         raise ValueError(f"groups must hold each of the objectives 0 … K − 1 exactly once, got {found}")
-    return found
+    return [[int(member) for member in group] for group in found]

@@ -10,7 +10,7 @@ from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.checks import Array, array, choice, number, sized, vector
 from gradbalance.solvers import SOLVERS, min_norm
 from gradbalance.solvers.checks import active_rows
-from gradbalance.solvers.constraints import Constraints, prepared
+from gradbalance.solvers.constraints import Constraints
 
 
 class Marble(Balancer):
@@ -31,7 +31,8 @@ class Marble(Balancer):
             conflict for never losing sight of an objective, as ceiling and constraints do for what they are about.
         solver: see :func:`gradbalance.solvers.min_norm`.
         ceiling: largest α_k, at least 1/K.
-        constraints: linear constraints on α, see :func:`gradbalance.solvers.min_norm`. An objective without gradient
+        constraints: linear constraints on α, see :func:`gradbalance.solvers.min_norm`; a function is called at each
+            solve, about a millisecond, so that what it refers to may change in between. An objective without gradient
             has α_k = 0 unless they, or the ceiling, rule that out.
 
     References:
@@ -55,7 +56,6 @@ class Marble(Balancer):
         self.solver: str = choice("solver", solver, SOLVERS)
         self.ceiling = number("ceiling", ceiling, "(0, 1]")
         self.constraints = constraints
-        self._prepared: dict[int, Constraints] = {}
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return α, non-negative with sum 1; 0 for objectives without gradient, uniform if none has one."""
@@ -65,7 +65,7 @@ class Marble(Balancer):
             torch.from_numpy(m / (scale[:, None] * scale)),  # with the preference, at half the cost of leaving it to it
             floor=self.floor,
             ceiling=self.ceiling,
-            constraints=self._constraints_on(len(m)),
+            constraints=self.constraints,
             solver=self.solver,
         )
 
@@ -75,14 +75,6 @@ class Marble(Balancer):
         active = active_rows(lengths)
         mean = lengths[active].sum() / max(np.count_nonzero(active), 1)
         return torch.from_numpy(mean * array(weights) / self._lengths(lengths))
-
-    def _constraints_on(self, size: int) -> Constraints | None:
-        """Return the constraints on K weights, as arrays if they are affine: a function is not called at each solve."""
-        if self.constraints is None:
-            return None
-        if size not in self._prepared:
-            self._prepared[size] = prepared(self.constraints, size, self.solver)
-        return self._prepared[size]
 
     def _lengths(self, norms: Array) -> Array:
         """Return p_k ‖g_k‖, infinite for objectives without gradient."""

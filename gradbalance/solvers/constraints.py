@@ -23,13 +23,13 @@ class LinearConstraint:
     """lower ≤ matrix @ α ≤ upper, as in ``scipy.optimize.LinearConstraint``.
 
     Args:
-        matrix: shape (R, K), or (K,) for one constraint.
+        matrix: shape (R, K), or (K,) for one constraint; dense or one of scipy's sparse kinds.
         lower: shape (R,) or a number; −inf for no bound.
         upper: shape (R,) or a number; inf for no bound, the same as ``lower`` for an equation.
 
     Raises:
-        ValueError: the shapes do not fit, a bound is NaN, a lower bound is above the upper one, or ``matrix`` is not
-            finite.
+        TypeError: something is not made of numbers.
+        ValueError: the shapes do not fit, a bound is NaN, no number is within the bounds, or ``matrix`` is not finite.
     """
 
     matrix: Any
@@ -37,8 +37,8 @@ class LinearConstraint:
     upper: Any = np.inf
 
     def __post_init__(self) -> None:
-        matrix = np.atleast_2d(np.array(self.matrix, dtype=np.float64))
-        lower, upper = (np.array(bound, dtype=np.float64) for bound in (self.lower, self.upper))
+        matrix = np.atleast_2d(_numbers("matrix", _dense(self.matrix)))
+        lower, upper = _numbers("lower", self.lower), _numbers("upper", self.upper)
         if matrix.ndim != 2 or not np.isfinite(matrix).all():
             raise ValueError(f"matrix of a constraint must be finite and of shape (R, K), got {self.matrix!r}")
         try:
@@ -48,10 +48,21 @@ class LinearConstraint:
                 f"bounds of {len(matrix)} constraints must be numbers or have shape ({len(matrix)},), "
                 f"got shapes {lower.shape} and {upper.shape}"
             ) from error
-        if not (lower <= upper).all():
-            raise ValueError(f"constraint with a lower bound above its upper one: {lower.tolist()}, {upper.tolist()}")
+        if not (lower <= upper).all() or np.isposinf(lower).any() or np.isneginf(upper).any():
+            raise ValueError(f"constraint that no α can meet: lower={lower.tolist()}, upper={upper.tolist()}")
         for name, value in (("matrix", matrix), ("lower", lower), ("upper", upper)):
             object.__setattr__(self, name, value)
+
+
+def _dense(matrix: Any) -> Any:
+    return matrix.toarray() if hasattr(matrix, "toarray") else matrix
+
+
+def _numbers(name: str, value: Any) -> Array:
+    try:
+        return np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} of a constraint must be made of numbers, got {value!r}") from error
 
 
 Constraints: TypeAlias = LinearConstraint | Sequence[LinearConstraint] | Callable[[Any], Any]

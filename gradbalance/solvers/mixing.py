@@ -5,7 +5,8 @@ value, and autograd differentiates them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -32,7 +33,10 @@ def prefer(gramian: Tensor, preference: Sequence[float] | Tensor) -> Tensor:
         fine = preference.shape == (size,) and (not known or bool(((preference > 0) & preference.isfinite()).all()))
         p = preference.to(gramian)
     else:
-        fine = len(preference) == size and all(0 < value < math.inf for value in preference)
+        try:
+            fine = len(preference) == size and all(0 < value < math.inf for value in preference)
+        except TypeError:  # no sequence, or not of numbers
+            fine = False
         if fine:  # filled number by number, which a CUDA graph can hold, unlike a copy of a list
             p = torch.cat([gramian.new_full((1,), float(value)) for value in preference])
     if not fine:
@@ -56,9 +60,14 @@ def group(gramian: Tensor, groups: Sequence[Sequence[int]]) -> tuple[Tensor, Ten
         ValueError: the lists are not a partition.
     """
     size = gramian.shape[-1]
-    members = [list(each) for each in groups]
-    if sorted(index for each in members for index in each) != list(range(size)) or not all(members):
-        raise ValueError(f"groups must be non-empty lists that hold each of 0 … {size - 1} once, got {groups!r}")
+    members = [list(each) if isinstance(each, Iterable) else [] for each in groups]
+    given = [index for each in members for index in each]
+    whole = all(members) and all(isinstance(index, Integral) for index in given)
+    if not whole or sorted(given) != list(range(size)):
+        raise ValueError(
+            f"groups must be non-empty lists, such as [[0, 1], [2]], that hold each of 0 … {size - 1} once, "
+            f"got {groups!r}"
+        )
     indices = torch.arange(size, device=gramian.device)
     inside = torch.stack([torch.stack([indices == index for index in each]).any(0) for each in members])
     norms = gramian.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt()

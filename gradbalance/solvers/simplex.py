@@ -1,6 +1,7 @@
 """``min_norm``: the point of least norm in the convex hull of K vectors, with all its options, on any device."""
 
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -117,7 +118,7 @@ class Options(NamedTuple):
     def check_range(self, size: int) -> None:
         """Raise TypeError if floor or ceiling is no number, ValueError if they leave no α."""
         for name, value in (("floor", self.floor), ("ceiling", self.ceiling)):
-            if not isinstance(value, float | int):
+            if not isinstance(value, Real):
                 raise TypeError(f"{name} must be a number, got {value!r}")
         if not 0.0 <= self.floor * size <= 1.0 + 1e-12:
             raise ValueError(f"floor must be in [0, 1/K] = [0, {1 / size:g}] for K = {size}, got {self.floor!r}")
@@ -152,10 +153,11 @@ def _single(gramian: Tensor, options: Options) -> Tensor:
 
 def _batch(gramian: Tensor, options: Options) -> Tensor:
     """Solve for any leading dimensions: on the Gramian's device if that can be, else matrix by matrix on the CPU."""
-    if not gramian.is_floating_point() or gramian.dim() < 2 or gramian.shape[-1] != gramian.shape[-2]:
-        raise ValueError(
-            f"gramian must be real and of shape (…, K, K), got {gramian.dtype} of shape {tuple(gramian.shape)}"
-        )
+    if not isinstance(gramian, Tensor) or not gramian.is_floating_point():
+        found = gramian.dtype if isinstance(gramian, Tensor) else type(gramian).__name__
+        raise TypeError(f"gramian must be a real floating-point tensor of shape (…, K, K), got {found}")
+    if gramian.dim() < 2 or gramian.shape[-1] != gramian.shape[-2] or gramian.shape[-1] == 0:
+        raise ValueError(f"gramian must be of shape (…, K, K) with K ≥ 1, got {tuple(gramian.shape)}")
     size = gramian.shape[-1] if options.groups is None else len(options.groups)
     suits = size <= enumeration.MOST and options.constraints is None and options.ceiling >= 1.0
     if options.solver == "enumeration" and not suits:

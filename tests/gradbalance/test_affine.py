@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -259,6 +260,8 @@ def test_bad_weights():
         ((2, 4), {"clip": (0.2, -0.1)}, "clip must be positive"),
         ((2, 4), {"clip": (0.1, 0.2, 0.3)}, "one number or two"),
         ((2, 4), {"clip": float("nan")}, "clip must be positive"),
+        ((2, 4), {"clip": True}, "clip must be positive"),
+        ((2, 4), {"mask": torch.full((4, 6), float("nan"))}, "clipped_surrogate: mask holds NaN"),
         ((2, 4), {"reduction": "average"}, r'"mean", "sequence_mean" or "sum", got \'average\''),
         ((2,), {}, r"advantages must have shape \(K, \*S\) with S = \(4, 6\), got \(2,\)"),
         ((2, 4, 6, 1), {}, "advantages must have shape"),
@@ -269,6 +272,19 @@ def test_bad_weights():
 def test_bad_rollouts_are_named(advantages, options, message):
     with pytest.raises(ValueError, match=message):
         AffineLoss.clipped_surrogate(torch.ones(4, 6), torch.ones(advantages), **options)
+
+
+@pytest.mark.parametrize("name", ["ratio", "advantages", "mask"])
+def test_lists_are_no_tensors(name):
+    given = {"ratio": torch.ones(4, 6), "advantages": torch.ones(2, 4), "mask": torch.ones(4, 6)}
+    with pytest.raises(TypeError, match=f"clipped_surrogate: {name} must be a tensor, got list"):
+        AffineLoss.clipped_surrogate(**{**given, name: given[name].tolist()})
+
+
+def test_numbers_of_numpy_are_numbers():
+    ratio = torch.full((4,), 2.0)
+    one = AffineLoss.clipped_surrogate(ratio, torch.ones(1, 4), clip=np.float32(0.5)).losses()
+    assert one.tolist() == [-1.5]
 
 
 def test_a_sequence_mean_needs_sequences():

@@ -99,7 +99,9 @@ MIN_NORM = {
         drops_zero=False,
     ),
     "marble, floor": Entry(lambda k: Marble(floor=0.5 / k), invariant=True, drops_zero=False),
-    "marble, ceiling": Entry(lambda k: Marble(ceiling=min(1.0, 1.5 / k)), invariant=True, drops_zero=False),
+    "marble, ceiling": Entry(
+        lambda k: Marble(ceiling=min(1.0, 1.5 / k)), invariant=True, equivariant="update", drops_zero=False
+    ),
     "mgda": Entry(lambda k: MGDA(), no_conflict=True, stationary=True),
     "mgda, l2": Entry(lambda k: MGDA("l2"), invariant=True, no_conflict=True, stationary=True),
     "mgda, loss": Entry(lambda k: MGDA("loss"), no_conflict=True, stationary=True),

@@ -269,6 +269,20 @@ def test_the_state_of_another_balancer(name):
 
 
 @every
+@pytest.mark.parametrize("spoilt", ["1.0", math.nan, math.inf, None, [1.0]])
+def test_a_spoilt_state_is_refused_and_changes_nothing(name, spoilt):
+    gradients = FAMILIES["random"](np.random.default_rng(0), 3)
+    balancer = EVERY[name].make(3)
+    coefficients(name, gradients, balancer)
+    state = balancer.state_dict()
+    for key, value in state.items():
+        wrong = [*value[1:], spoilt] if isinstance(value, list) else spoilt
+        with pytest.raises(ValueError, match=f"state_dict of .*: {key.split('.')[-1]} is "):
+            balancer.load_state_dict({**state, key: wrong})
+        assert balancer.state_dict() == state
+
+
+@every
 def test_repr_names_the_options(name):
     balancer = EVERY[name].make(2)
     assert repr(eval(repr(balancer), vars(balancers).copy())) == repr(balancer)

@@ -50,9 +50,13 @@ def test_an_empty_batch():
 
 
 def test_what_is_no_batch_of_square_matrices():
-    for wrong in (torch.zeros(2, 3, 4), torch.zeros(2, 3, 3, dtype=torch.long)):
-        with pytest.raises(ValueError, match="gramian must be real and of shape"):
-            min_norm(wrong)
+    for solver in ("exact", "enumeration"):
+        for wrong in (torch.zeros(2, 3, 4), torch.zeros(2, 0, 0)):
+            with pytest.raises(ValueError, match="gramian must be of shape"):
+                min_norm(wrong, solver=solver)
+        for wrong in (torch.zeros(2, 3, 3, dtype=torch.long), torch.zeros(1, 3, 3).tolist()):
+            with pytest.raises(TypeError, match="gramian must be a real floating-point tensor of shape"):
+                min_norm(wrong, solver=solver)
 
 
 # --- All sets at once -------------------------------------------------------------------------------------------------

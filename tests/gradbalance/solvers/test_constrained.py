@@ -116,6 +116,14 @@ def test_duplicates_share_under_a_ceiling():
     np.testing.assert_allclose(alpha, [0.2, 0.3, 0.2, 0.3], atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_duplicates_share_alike_to_what_a_ridge_can_tell(seed):
+    """Which of the optimal α is the shortest is found by a ridge of 1e-10, against rounding of 1e-16 and some."""
+    gradients = unit(np.random.default_rng(seed).standard_normal((6, 60)) + 3 * np.ones(60))[[0, 1, 2, 2, 2, 2]]
+    alpha = min_norm(gramian(gradients), ceiling=0.3).numpy()
+    np.testing.assert_allclose(alpha[2:], alpha[2:].mean(), atol=1e-4)
+
+
 # --- The conditions, and other solvers --------------------------------------------------------------------------------
 
 
@@ -232,15 +240,19 @@ def test_ceiling_out_of_range(ceiling):
         min_norm(torch.eye(3), ceiling=ceiling)
 
 
-@pytest.mark.parametrize("preference", [[1, 2], [1, 2, 0], [1, 2, math.inf], torch.tensor([1.0, -1.0, 2.0])])
+@pytest.mark.parametrize(
+    "preference", ["abc", 2.0, [1, 2], [1, 2, 0], [1, 2, math.inf], [1, 2, None], torch.tensor([1.0, -1.0, 2.0])]
+)
 def test_bad_preference(preference):
     with pytest.raises(ValueError, match="preference must hold 3 finite numbers > 0, got"):
         min_norm(torch.eye(3), preference=preference)
 
 
-@pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2], []], [[0], [1], [3]]])
+@pytest.mark.parametrize(
+    "groups", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2], []], [[0], [1], [3]], [0, 1, 2], [[0.0], [1], [2]], "abc", []]
+)
 def test_bad_groups(groups):
-    with pytest.raises(ValueError, match="groups must be non-empty lists that hold each of 0 … 2 once, got"):
+    with pytest.raises(ValueError, match=r"groups must be non-empty lists, .* that hold each of 0 … 2 once, got"):
         min_norm(torch.eye(3), groups=groups)
 
 

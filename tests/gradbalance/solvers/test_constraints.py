@@ -4,6 +4,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.sparse
 import torch
 
 from gradbalance.solvers import LinearConstraint, min_norm
@@ -26,10 +27,13 @@ def test_arrays_numbers_and_one_row():
         LinearConstraint([[1, -2, 0], [0, 0, 1]], [0, -np.inf], [np.inf, 0.3]),
         [LinearConstraint([1, -2, 0], 0), LinearConstraint([0, 0, 1], upper=0.3)],
         scipy.optimize.LinearConstraint([[1, -2, 0], [0, 0, 1]], [0, -np.inf], [np.inf, 0.3]),
+        scipy.optimize.LinearConstraint(
+            scipy.sparse.csr_array([[1.0, -2.0, 0.0], [0.0, 0.0, 1.0]]), [0, -np.inf], [np.inf, 0.3]
+        ),
         lambda alpha: [alpha[0] >= 2 * alpha[1], alpha[2] <= 0.3],
         lambda alpha: cp.hstack([2 * alpha[1] - alpha[0], alpha[2] - 0.3]) <= 0,
     ],
-    ids=["arrays", "sequence", "scipy", "cvxpy", "one constraint of cvxpy"],
+    ids=["arrays", "sequence", "scipy", "scipy, sparse", "cvxpy", "one constraint of cvxpy"],
 )
 def test_every_form_says_the_same(constraints):
     np.testing.assert_allclose(min_norm(EYE, constraints=constraints), [7 / 15, 7 / 30, 3 / 10], atol=1e-14)
@@ -79,8 +83,8 @@ def test_what_is_not_affine_is_for_the_conic_solvers(solver):
             ValueError,
             r"must be numbers or have shape \(1,\)",
         ),
-        (lambda: LinearConstraint([1, 2], 1, 0), ValueError, "lower bound above its upper one"),
-        (lambda: LinearConstraint([1, 2], np.nan), ValueError, "lower bound above its upper one"),
+        (lambda: LinearConstraint([1, 2], 1, 0), ValueError, "no α can meet"),
+        (lambda: LinearConstraint([1, 2], np.nan), ValueError, "no α can meet"),
         (lambda: min_norm(EYE, constraints=LinearConstraint([1, 2])), ValueError, "on 2 weights, but there are 3"),
         (lambda: min_norm(EYE, constraints=0.5), TypeError, "constraints must be a LinearConstraint, a sequence"),
         (
@@ -88,6 +92,10 @@ def test_what_is_not_affine_is_for_the_conic_solvers(solver):
             TypeError,
             "constraints must be a LinearConstraint, a sequence",
         ),
+        (lambda: LinearConstraint([1, 2], np.inf), ValueError, "no α can meet"),
+        (lambda: LinearConstraint([1, 2], upper=-np.inf), ValueError, "no α can meet"),
+        (lambda: LinearConstraint("abc"), TypeError, "matrix of a constraint must be made of numbers, got 'abc'"),
+        (lambda: LinearConstraint([1, 2], "abc"), TypeError, "lower of a constraint must be made of numbers"),
         (lambda: min_norm(EYE, ceiling="a"), TypeError, "ceiling must be a number, got 'a'"),
         (lambda: min_norm(EYE, constraints=lambda alpha: [True]), TypeError, "must return cvxpy constraints, got True"),
     ],
