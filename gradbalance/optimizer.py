@@ -43,8 +43,8 @@ class BalancedOptimizer(OptimizerWrapper):
         balancer: A :class:`~gradbalance.balancers.Balancer` or its name, such as ``"pcgrad"``.
         ema_decay: ρ in [0, 1): the balancer's weights are averaged over solves, w̄ ← ρ w̄ + (1−ρ) w.
         refresh_every: N: measure the gradients (K reverse passes) and solve on every N-th step; the N−1 steps in
-            between cost one plain backward with the cached coefficients (two whole ones where heads
-            cannot have a pass of their own: FSDP2, reentrant checkpointing, heads in a compiled graph). A balancer that looks at losses alone
+            between cost one plain backward with the cached coefficients, or two where heads cannot have a short pass of
+            their own (FSDP2, reentrant checkpointing, heads in a compiled graph). A balancer that looks at losses alone
             (``uses_gradients`` is False) brings them up to date at the end of each of those, for the next one.
         refresh_micro_batches: With gradient accumulation, how many of a refresh's micro-batches are measured; the rest
             cost one backward each. Default: all.

@@ -12,6 +12,8 @@ from torch import Tensor
 
 Array = NDArray[np.float64]
 
+NUMBER = (float, int, np.floating, np.integer)
+
 
 def number(name: str, value: Any, interval: str) -> float:
     """Check that an option is a number in an interval.
@@ -25,11 +27,7 @@ def number(name: str, value: Any, interval: str) -> float:
         ValueError: it is not; the message names option, interval and value.
     """
     low, high = (float(end.replace("∞", "inf")) for end in interval[1:-1].split(","))
-    if (
-        isinstance(value, float | int | np.floating | np.integer)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    ):
+    if isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value):
         above = value >= low if interval[0] == "[" else value > low
         below = value <= high if interval[-1] == "]" else value < high
         if above and below:
