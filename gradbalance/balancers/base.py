@@ -31,10 +31,12 @@ class Balancer(ABC):
         simplex: True if ``weights`` are non-negative with sum 1. An objective absent from a step then keeps its share.
         uses_gradients: False if ``weights`` looks at the losses alone. An optimizer then need not measure gradients to
             bring the coefficients up to date.
+        uses_signal: True if the method wants both the Gramian of the gradients, noise included, and the ``signal``.
     """
 
     simplex: bool = False
     uses_gradients: bool = True
+    uses_signal: bool = False
     STATE: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
