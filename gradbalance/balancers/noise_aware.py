@@ -25,6 +25,9 @@ NOISELESS = 1e-14
 OWN_SHARE = 0.1
 """If the sum of the unit gradients gives everyone this share of what its own gives, it will do to start from."""
 
+MODERATE = 1e3
+"""If no unit signal has a larger coefficient where all make progress 1, such a point is no matter of rounding."""
+
 
 class NoiseAware(Balancer):
     """Share the expected progress fairly, and count noise as what a step costs.
@@ -141,12 +144,9 @@ class NoiseAware(Balancer):
     def _fairest(self, problem: "_Problem", wanted: Array) -> Array | None:
         """Maximise Σ_k w_k ψ_a(p_k / w_k) − ½ βᵀN̂β, ψ_a the antiderivative of x^−a."""
         step, progress, _, noisy = problem
-        start = np.ones(len(wanted))
-        if not (progress.sum(axis=1) >= OWN_SHARE * progress.diagonal()).all():
-            shortest = _shortest(problem, start)
-            if shortest is None:
-                return None
-            start = shortest
+        start = _serving(problem)
+        if start is None:
+            return None
         if noisy:
             return maximise(step, progress, wanted**self.fairness, self.fairness, start)[0]
         return solution(step, wanted, 1.0 / self.fairness, start)
@@ -198,14 +198,29 @@ def _problem(n: Array, u: Array, norms: Array, signals: Array, rows: NDArray[np.
     return _Problem(expected + positive_part(noise), progress, share, noisy=True)
 
 
+def _serving(problem: _Problem) -> Array | None:
+    """Return some β with Aβ > 0, of any sign; None if there is none."""
+    _, progress, share, _ = problem
+    every = np.ones(len(share))
+    if (progress.sum(axis=1) >= OWN_SHARE * progress.diagonal()).all():
+        return every
+    try:
+        equal = np.linalg.solve(progress, every)
+        if abs(equal * share).max() <= MODERATE:
+            return equal
+    except np.linalg.LinAlgError:
+        pass
+    return _shortest(problem, every)
+
+
 def _shortest(problem: _Problem, wanted: Array) -> Array | None:
     """Return β of the shortest vector Σ_k α_k ŝ_k / w_k of the simplex, ŝ_k the unit signals; None if it vanishes.
 
     In units of signals that is μ = α / w with Ûμ ∝ w where μ > 0, and more elsewhere.
     """
-    largest = wanted.max()
-    mu = exact.solve(problem.progress / problem.share, wanted / largest)
-    if mu @ (problem.progress / problem.share) @ mu <= (STATIONARY * mu.sum()) ** 2:
+    largest, unit = wanted.max(), problem.progress / problem.share
+    mu = exact.solve(unit, wanted / largest)
+    if mu @ unit @ mu <= (STATIONARY * mu.sum()) ** 2:
         return None
     return np.asarray(mu / (largest * problem.share))
 
@@ -218,7 +233,7 @@ def _symmetric(signal: Tensor, size: int) -> Array:
     if signal.shape != (size, size):
         raise ValueError(f"signal must have the gramian's shape ({size}, {size}), got {tuple(signal.shape)}")
     u = array(signal)
-    if not np.isfinite(u).all():
+    if np.count_nonzero(np.isfinite(u)) < u.size:
         row = int((~np.isfinite(u)).any(axis=1).argmax())
         raise ValueError(f"signal has non-finite values in row {row}: {u.tolist()}; put 0 where nothing is known")
     return np.asarray((u + u.T) / 2)

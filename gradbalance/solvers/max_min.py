@@ -51,6 +51,8 @@ def pivot(n: Array, a: Array, w: Array) -> Array | None:
         full[rows] = found
         left = system @ full - aim  # of the conditions: σ_k and s_k, 0 for what is inside
         largest, multiplier = abs(full.reshape(2, size)).max(axis=1)
+        if largest == 0 or multiplier == 0:
+            return None
         margin = np.where(inside, full, left)
         margin[:size] /= largest
         margin[size:] /= np.where(inside[size:], multiplier, w)

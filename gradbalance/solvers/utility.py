@@ -22,11 +22,11 @@ from gradbalance.solvers.exact import Array
 STATIONARY = 1e-7
 """Convex combinations of unit vectors no longer than this vanish: the root of float64's rounding, with room."""
 
-CONVERGED = 1e-8
+CONVERGED = 1e-7
 """After a relative step of this size the next would be of about its square."""
 
-NEAR = 0.3
-"""Relative steps no longer than this (over q) are full ones, and no point of the ray is better than their end."""
+FAR, NEAR = 1.0, 0.3
+"""After a relative step longer than the first the ray is looked at; one no longer than the second, over q, is right."""
 
 STEPS = 100
 """Most Newton steps; about 5 are needed, a few more near a stationary point."""
@@ -84,10 +84,11 @@ def maximise(n: Array, a: Array, v: Array, q: float, start: Array) -> tuple[Arra
         x and z = Ax > 0, shape (K,) each. Where rounding leaves no better point, the last one.
     """
     x, z, last = start, a @ start, math.inf
-    z = np.where(z > 0, z, ROUNDING * z.max())
+    if z.min() <= 0:
+        z = np.where(z > 0, z, ROUNDING * z.max())
     for _ in range(STEPS):
         nx = n @ x
-        if q * last > NEAR:
+        if last > FAR:
             square = max(float(x @ nx), ROUNDING * len(x) * float(x @ x))
             ray = ((v @ z ** (1.0 - q)) / square) ** (1.0 / (1.0 + q))
             x, z, nx = ray * x, ray * z, ray * nx
