@@ -51,7 +51,6 @@ def _weighted(power: float, odd: float) -> Factory:
 
 
 METHODS = (
-    "weighted_sum",
     "db_mtl",
     "marble",
     "mgda",
@@ -65,8 +64,10 @@ METHODS = (
     "aligned_mtl",
     "famo",
 )
-ENTRANTS: dict[str, Entrant] = {name: _named(name) for name in METHODS} | {
+ENTRANTS: dict[str, Entrant] = {
+    "weighted_sum": _named("weighted_sum"),
     "tuned_sum": Entrant(tuple(_weighted(power, odd) for power, odd in WEIGHTS)),
+    **{name: _named(name) for name in METHODS},
     "marble_averaged": Entrant((lambda lengths: CRMOGM(make("marble", len(lengths))),)),
     "marble_split": _named("marble", split=True),
     "noise_aware": _named("noise_aware", split=True),

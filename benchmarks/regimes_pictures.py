@@ -36,7 +36,7 @@ def draw_gains(maps: Maps, settings: dict[str, Any], path: Path) -> None:
             axes.set_title(f"K = {k}, {scales}", fontsize=11)
             _ticks(axes, settings, 9)
     bar = figure.colorbar(image, ax=panels, shrink=0.8, aspect=30)
-    bar.set_label("orange: the plain sum is ahead      purple: balancing is ahead", fontsize=10)
+    bar.set_label("← plain sum ahead      balancing ahead →", fontsize=10)
     figure.supxlabel("cosine between gradients at the start   (left: conflict, right: agreement)", fontsize=11)
     figure.supylabel("signal-to-noise of a step   (top: exact, bottom: noise)", fontsize=11)
     figure.suptitle(
@@ -67,7 +67,7 @@ def draw_methods(maps: Maps, settings: dict[str, Any], path: Path) -> None:
     bar.set_label("worst progress: 0 = no better than not to train, 1 = all that is reachable", fontsize=10)
     figure.suptitle(
         "Progress of the worst-off objective, each method at its best learning rate\n"
-        "In each panel: cosine from conflict (left) to agreement (right), signal-to-noise from exact (top) to noise",
+        "Each panel: conflict on the left, agreement on the right, exact gradients on top, mostly noise below",
         fontsize=11,
     )
     save(figure, path)
