@@ -135,6 +135,20 @@ def test_no_reverse_pass_is_added(estimator, limit, monkeypatch):
     assert counts[0] == counts[1] == 3 * (limit or MICRO)
 
 
+def test_a_compiled_models_heads_stay_heads():
+    """Its graph gives zeros where an objective does not reach: they are looked for over all parts."""
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = TwoHeads()
+        losses = torch.compile(model.losses, backend="aot_eager") if compiled else model.losses
+        optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), gramian_estimator="split")
+        for i, x in enumerate(batches(3)):
+            report = optimizer.backward(losses(x), accumulate=i < 2)
+        found.append((flat_gradient(model.parameters()), report.signal, optimizer._window.state.reach))
+    torch.testing.assert_close(*found)
+
+
 def test_low_precision_parameters_are_rounded_once():
     """Σ over parts and objectives in float32, as without parts."""
     gradients = []
