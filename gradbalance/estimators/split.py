@@ -43,14 +43,14 @@ class SplitGramian(Averaged):
         self.parts = integer("parts", parts, least=2)
 
     def _estimate(self, products: Array, counts: Array) -> Estimate:
+        if np.count_nonzero(counts.any(axis=1)) < 2 and not any(self.mass):
+            raise RuntimeError(
+                "SplitGramian compares micro-batches, and its first refresh has one only: split the batch and pass the "
+                "pieces with backward(..., accumulate=True), the last with accumulate=False, or use "
+                'gramian_estimator="history" or "plain"'
+            )
         squares = np.einsum("akak->ak", products)
         counts = np.where(squares > NEGLIGIBLE_NORM**2 * squares.max(axis=0), counts, 0.0)
-        if np.count_nonzero(counts.any(axis=1)) < 2 and not self.mass:
-            raise RuntimeError(
-                "SplitGramian compares micro-batches, and its first refresh has gradients of one only: split the "
-                "batch and pass the pieces with backward(..., accumulate=True), the last with accumulate=False, or "
-                'use gramian_estimator="history" or "plain"'
-            )
         across = products.copy()
         for a in range(self.parts):
             across[a, :, a] = 0.0
