@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import agreement, balancers, directions, paths, regimes, speed
+from benchmarks import agreement, balancers, directions, noise, paths, regimes, speed
 from benchmarks.output import write_json
 
 COMMANDS = {
@@ -17,6 +17,7 @@ COMMANDS = {
     "agreement": agreement,
     "directions": directions,
     "paths": paths,
+    "noise": noise,
     "regimes": regimes,
 }
 """Each is a module with ``add_arguments(parser)`` and ``run(options, console)``, which returns figures for a file."""
