@@ -12,7 +12,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from benchmarks.drawing import FAINT, save
-from benchmarks.regions import REGIONS
+from benchmarks.regions import PLAIN, REGIONS
 
 Maps = dict[str, dict[str, Any]]
 
@@ -24,7 +24,7 @@ def draw_gains(maps: Maps, settings: dict[str, Any], path: Path) -> None:
     figure, panels = plt.subplots(len(maps), len(ratios), figsize=size, squeeze=False, layout="constrained")
     for row, (k, of_k) in zip(panels, maps.items(), strict=True):
         best = of_k["best"]
-        for axes, ratio, gains, regions in zip(row, ratios, best["gain"], best["region"], strict=True):
+        for axes, ratio, gains, regions in zip(row, ratios, best["gain"][PLAIN], best["region"], strict=True):
             image = _heat(axes, gains, "PuOr", -1.0)
             for (y, x), gain in np.ndenumerate(gains):
                 if regions[y][x] == REGIONS[3]:

@@ -18,7 +18,7 @@ PAYS = 0.05
 """Smallest difference of worst progress that counts, if it is two standard errors or more as well."""
 
 HELPS = 0.1
-"""A method with less worst progress than this does not help."""
+"""Where neither the best balancer nor the plain sum has this much worst progress, nothing helps."""
 
 REGIONS = ("balancing pays", "plain sum as good", "plain sum better", "nothing helps")
 
@@ -33,13 +33,14 @@ def compare(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     Returns:
         Nested lists of the cells' shape: for each method the mean worst progress, its standard error, the learning rate
         and what it gains over the plain sum, with error; and the balancer that was best on the tuning draws, its gain
-        on the others, with error, and the region.
+        over each sum on the others, with error, and the region.
     """
     worst = {name: np.array(piece["worst"]) for name, piece in pieces.items()}
     balancers = [name for name in pieces if name not in SUMS]
     place = np.argmax([pieces[name]["tuned"] for name in balancers], axis=0)
     best = np.take_along_axis(np.stack([worst[name] for name in balancers]), place[None, ..., None], axis=0)[0]
-    gain, error = _mean(best - worst[PLAIN])
+    gains = {name: _mean(best - worst[name]) for name in SUMS if name in worst}
+    gain, error = gains[PLAIN]
     highest = np.maximum(best, worst[PLAIN]).mean(-1)
     region = np.full(gain.shape, REGIONS[1], dtype=object)
     region[_above(gain, error)] = REGIONS[0]
@@ -48,8 +49,8 @@ def compare(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "best": {
             "method": np.array(balancers, dtype=object)[place].tolist(),
-            "gain": _rounded(gain),
-            "error": _rounded(error),
+            "gain": {name: _rounded(of) for name, (of, _) in gains.items()},
+            "error": {name: _rounded(of) for name, (_, of) in gains.items()},
             "region": region.tolist(),
         },
         "methods": {
@@ -79,14 +80,19 @@ def record(maps: dict[str, dict[str, Any]], methods: list[str]) -> dict[str, dic
 
 
 def count(maps: dict[str, dict[str, Any]], settings: dict[str, Any]) -> dict[str, dict[str, dict[str, int]]]:
-    """How many cells of each region there are, by K and ratio."""
-    return {
-        k: {
-            f"{ratio:g}": {region: Counter(np.ravel(cells).tolist())[region] for region in REGIONS}
-            for ratio, cells in zip(settings["ratios"], of_k["best"]["region"], strict=True)
-        }
-        for k, of_k in maps.items()
-    }
+    """How many cells of each region there are, by K and ratio, and in how many a sum is beaten or better."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for k, of_k in maps.items():
+        best, found[k] = of_k["best"], {}
+        for place, ratio in enumerate(settings["ratios"]):
+            regions = Counter(np.ravel(best["region"][place]).tolist())
+            against = {}
+            for name, gain in best["gain"].items():
+                difference, error = np.array(gain[place]), np.array(best["error"][name][place])
+                against[f"better than {name}"] = int(_above(difference, error).sum())
+                against[f"worse than {name}"] = int(_above(-difference, error).sum())
+            found[k][f"{ratio:g}"] = {region: regions[region] for region in REGIONS} | against
+    return found
 
 
 def _mean(values: Array) -> tuple[Array, Array]:

@@ -177,10 +177,13 @@ def test_regions(plain, balanced, region):
     pieces = {"weighted_sum": piece(plain, 0.9), "marble": piece(balanced, 0.5), "mgda": piece([9.0, 9.0], 0.4)}
     found = compare(pieces)
     assert found["best"]["method"] == [[["marble"]]]  # by the tuning draws alone
-    assert found["best"]["gain"][0][0][0] == pytest.approx(np.subtract(balanced, plain).mean(), abs=1e-4)
+    gain = np.subtract(balanced, plain)
+    assert found["best"]["gain"] == {"weighted_sum": [[[pytest.approx(gain.mean(), abs=1e-4)]]]}
     assert found["best"]["region"] == [[[region]]]
-    counts = count({"2": found}, {"ratios": [1.0]})
-    assert counts == {"2": {"1": {name: int(name == region) for name in REGIONS}}}
+    counts = count({"2": found}, {"ratios": [1.0]})["2"]["1"]
+    assert {name: counts[name] for name in REGIONS} == {name: int(name == region) for name in REGIONS}
+    assert counts["better than weighted_sum"] == (gain.min() > 0.06)
+    assert counts["worse than weighted_sum"] == (gain.max() < -0.06)
 
 
 def test_the_record_counts_cells_that_differ_by_more_than_their_error():
@@ -205,7 +208,8 @@ def test_regimes(tmp_path, capsys):
     figures = json.loads(out.read_text())
     assert np.shape(figures["maps"]["3"]["methods"]["marble"]["worst"]) == (1, 2, 2)
     assert figures["signal_to_noise"] == ["inf", "1"]
-    assert sum(sum(of.values()) for of_k in figures["regions"].values() for of in of_k.values()) == 8
+    regions = [of for of_k in figures["regions"].values() for of in of_k.values()]
+    assert sum(of[name] for of in regions for name in REGIONS) == 8
     assert picture.stat().st_size > 1000
     assert (tmp_path / "regimes_methods.png").stat().st_size > 1000
     assert "marble, K = 3" in capsys.readouterr().out
