@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gradbalance import MarbleOptimizer, NonFiniteError
-from tests.gradbalance.models import OneTrunk, TwoHeads, batches
+from tests.gradbalance.models import OneTrunk, TwoHeads, batches, parameters_of
 from tests.gradbalance.reference import ReferenceMarble
-from tests.gradbalance.training import parameters_of
 
 K = 3
 RATE = 0.005  # small enough for a stable run, in which rounding errors die out: at 0.02 they grow as the loss does
