@@ -184,7 +184,10 @@ class BalancedOptimizer(OptimizerWrapper):
             window = self._open(given, accumulate, ranks)
         window.refuse_new(self._parameters())
         self._window = None  # an error below ends the step
-        if window.add(given, regularizer, last=not accumulate, limit=self.refresh_micro_batches):
+        # Coefficients that are to be made from losses alone need those of the whole step.
+        first = not self.balancer.uses_gradients and not all(window.state.solved)
+        limit = None if first else self.refresh_micro_batches
+        if window.add(given, regularizer, last=not accumulate, limit=limit):
             window.solve(self.balancer, self.ema_decay)
             if window.nonfinite and self.nonfinite == "raise":
                 raise NonFiniteError(window.nonfinite)

@@ -75,9 +75,12 @@ class Balancer(ABC):
             λ, shape (K,), float64 on the CPU.
 
         Raises:
-            ValueError: ``gramian`` is not square, symmetric and finite; the message names the row.
+            ValueError: ``gramian`` is not square, symmetric and finite (the message names the row), or ``signal`` is of
+                another shape.
         """
         gramian = check_gramian(gramian).detach()
+        if signal is not None and signal.shape != gramian.shape:
+            raise ValueError(f"signal must have the gramian's shape {tuple(gramian.shape)}, got {tuple(signal.shape)}")
         return self.scale(self.weights(gramian, losses, signal), gramian)
 
     def state_dict(self) -> dict[str, Any]:

@@ -87,19 +87,20 @@ def parts(name: str, values: Sequence[float] | None, rows: NDArray[np.intp], siz
 
     Args:
         name: of the option, for the message.
-        values: one number per objective, or None for the mean.
+        values: one positive number per objective, or None for the mean.
         rows: indices of the objectives that have a gradient.
         size: K.
 
     Returns:
-        The numbers of these objectives, or 1 / their count for each.
+        The numbers of these objectives, brought to sum 1, or 1 / their count for each.
 
     Raises:
         ValueError: there are not as many values as objectives.
     """
     if values is None:
         return np.full(len(rows), 1.0 / max(len(rows), 1))
-    return sized(name, values, size)[rows]
+    found = sized(name, values, size)[rows]
+    return np.asarray(found / found.sum())
 
 
 def loss_values(losses: Tensor | None, size: int, user: str) -> Array:
