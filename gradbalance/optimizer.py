@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from gradbalance import balancers, objectives
 from gradbalance.balancers import Balancer, Marble
+from gradbalance.balancers.equal_weights import EqualWeights
 from gradbalance.dtensor import whole
 from gradbalance.objectives import Losses, Objectives
 from gradbalance.ranks import Ranks
@@ -48,6 +49,9 @@ class BalancedOptimizer(OptimizerWrapper):
             (``uses_gradients`` is False) brings them up to date at the end of each of those, for the next one.
         refresh_micro_batches: With gradient accumulation, how many of a refresh's micro-batches are measured; the rest
             cost one backward each. Default: all.
+        uniform_after: From this step on (the first is 0) each refresh gives all present objectives equal weights, not
+            averaged, in place of the balancer's: for Marble a sum of unit gradients. The best runs of the MARBLE paper
+            end so. For balancers whose weights sum to 1 and that have no ``preference``. Default: never.
         shared_parameters: The parameters whose gradients are balanced; all others get the plain sum of the losses'
             gradients. Default: found from the graph: parameters that two or more objectives reach.
         objective_names: K names. Default: a dict's keys or an ``AffineLoss``'s names at the first ``backward``, else
@@ -70,6 +74,7 @@ class BalancedOptimizer(OptimizerWrapper):
         ema_decay: float = 0.0,
         refresh_every: int = 1,
         refresh_micro_batches: int | None = None,
+        uniform_after: int | None = None,
         shared_parameters: Iterable[Tensor] | None = None,
         objective_names: Sequence[str] | None = None,
         nonfinite: str = "raise",
@@ -85,6 +90,10 @@ class BalancedOptimizer(OptimizerWrapper):
             optional = name == "refresh_micro_batches" and count is None
             if not optional and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
+        if uniform_after is not None:
+            if not isinstance(uniform_after, int) or isinstance(uniform_after, bool) or uniform_after < 0:
+                raise ValueError(f"uniform_after must be an integer of at least 0 or None, got {uniform_after!r}")
+            EqualWeights(self.balancer)  # raises if its weights cannot be equal
         if nonfinite not in ("raise", "skip"):
             raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
         names = objective_names
@@ -97,6 +106,7 @@ class BalancedOptimizer(OptimizerWrapper):
         self.ema_decay = float(ema_decay)
         self.refresh_every = refresh_every
         self.refresh_micro_batches = refresh_micro_batches
+        self.uniform_after = uniform_after
         self.nonfinite = nonfinite
         self.process_group = process_group
         # By position: accelerate replaces the parameters by sharded ones under FSDP2.
@@ -119,6 +129,19 @@ class BalancedOptimizer(OptimizerWrapper):
         if self._balanced is None:
             return None
         return [p for i, p in enumerate(self._parameters()) if i in self._balanced]
+
+    @property
+    def balanced_parameters(self) -> list[Tensor] | None:
+        """The parameters whose gradients are balanced, named or found; None as long as no step has found them."""
+        state = self._committed
+        if self._balanced is None and not any(mask >= 0 for mask in state.reach):
+            return None
+        return [p for p, shared in zip(self._parameters(), self._shared(state), strict=False) if shared]
+
+    @property
+    def objective_names(self) -> list[str]:
+        """The K names in order; empty before the first step if none were given."""
+        return list(self._committed.names)
 
     @property
     def coefficients(self) -> Tensor:
@@ -185,7 +208,7 @@ class BalancedOptimizer(OptimizerWrapper):
         window.refuse_new(self._parameters())
         self._window = None  # an error below ends the step
         if window.add(given, regularizer, last=not accumulate, limit=self.refresh_micro_batches):
-            window.solve(self.balancer, self.ema_decay)
+            window.solve(*self._rule)
             if window.nonfinite and self.nonfinite == "raise":
                 raise NonFiniteError(window.nonfinite)
             window.write()
@@ -226,7 +249,7 @@ class BalancedOptimizer(OptimizerWrapper):
             )
         finite = self._is_finite(window)
         if finite:
-            following = window.following(self.balancer, self.ema_decay)  # before the step: a balancer may refuse
+            following = window.following(*self._rule)  # before the step: a balancer may refuse
             self.inner.step()
             self._commit(following)
         self._window = None
@@ -268,7 +291,7 @@ class BalancedOptimizer(OptimizerWrapper):
         try:
             result = self.inner.step(cast("Callable[[], float]", evaluate))
             if self._held is not None:
-                self._commit(self._held.following(self.balancer, self.ema_decay))
+                self._commit(self._held.following(*self._rule))
             return True, result
         except (_SkipStep, NonFiniteError) as stop:
             if before is not None:
@@ -313,6 +336,13 @@ class BalancedOptimizer(OptimizerWrapper):
         if self._ranks is None or not self._ranks.still_valid(self._parameters()):
             self._ranks = Ranks(self._parameters(), self.process_group)
         return self._ranks
+
+    @property
+    def _rule(self) -> tuple[Balancer, float]:
+        """The balancer and the averaging of the step under way."""
+        if self.uniform_after is None or self._committed.step < self.uniform_after:
+            return self.balancer, self.ema_decay
+        return EqualWeights(self.balancer), 0.0
 
     # --- Parameters -------------------------------------------------------------------------------------------------
 
