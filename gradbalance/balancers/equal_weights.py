@@ -34,8 +34,8 @@ class EqualWeights(Wrapping):
             inner = inner.balancer
         if not self.simplex:
             raise ValueError(
-                f"uniform_after needs a balancer whose weights are non-negative with sum 1, such as 'marble' or 'modo'; "
-                f"those of {type(inner).__name__} are not"
+                f"uniform_after needs a balancer whose weights are non-negative with sum 1, such as 'marble' or "
+                f"'modo'; those of {type(inner).__name__} are not"
             )
         if getattr(inner, "preference", None) is not None:
             raise ValueError("uniform_after and preference exclude each other: equal weights keep no preference")

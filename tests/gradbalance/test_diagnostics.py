@@ -176,7 +176,7 @@ def test_errors_say_what_to_do():
         applied_update([problem.x]).__enter__()
     with applied_update(optimizer) as update, pytest.raises(RuntimeError, match="not made yet; call it after"):
         update.cosines(problem.losses())
-    with pytest.raises(RuntimeError, match="without torch.no_grad"):
+    with pytest.raises(RuntimeError, match=r"without torch.no_grad\(\)"):
         update.cosines([loss.detach() for loss in problem.losses()])
     with pytest.raises(FloatingPointError, match="gradient of 'objective_1' is NaN or infinite"):
         update.cosines([problem.losses()[0], NAN * problem.losses()[1]])
