@@ -63,6 +63,11 @@ class BalanceReport:
         return self.gramian / (norms.unsqueeze(0) * norms.unsqueeze(1))
 
     @property
+    def signal_to_noise(self) -> Tensor:
+        """√(U_kk / N_kk), the signal's share of ‖g_k‖, shape (K,), float64; NaN where it is not estimated."""
+        return torch.full((len(self.names),), torch.nan, dtype=torch.float64)
+
+    @property
     def coefficients(self) -> Tensor:
         """λ: the update over the shared parameters is Σ_k λ_k g_k. Shape (K,), float64."""
         return torch.tensor(self._state.coefficients, dtype=torch.float64)
