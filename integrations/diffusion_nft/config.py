@@ -6,7 +6,7 @@ A wrong key or value raises `UserError`, one line that names the key, the value 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -79,6 +79,9 @@ class Loss(Section):
     advantage_clip: float = Field(default=5.0, gt=0, description="A_max")
     timestep_fraction: float = Field(default=0.99, gt=0, le=1, description="share of the sampling timesteps trained on")
     train_timesteps: Count | None = Field(default=None, description="fewer timesteps per picture")
+    signal_gradients: bool = Field(
+        default=False, description="balance the gradients without the pull to `old` that all rewards share"
+    )
     micro_batch: int = Field(default=9, ge=1, description="pictures per forward")
 
 
@@ -95,10 +98,15 @@ class Optimizer(Section):
 class Balance(Section):
     """How the objectives' gradients become one update; see `BalancedOptimizer` for the meaning of each."""
 
-    options: dict[str, Any] = Field(default={}, description="the balancer's own options, e.g. preference")
+    options: dict[str, Any] = Field(
+        default={}, description="the balancer's own; preference, floor and ceiling also by name: {preference: {ocr: 2}}"
+    )
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description="null: the method's own")
     refresh_every: int = Field(default=1, ge=1)
     refresh_micro_batches: Count | None = None
+    uniform_after: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="from this step on equal weights; null: never"
+    )
 
 
 class WeightedSum(Section):
@@ -142,6 +150,16 @@ class Config(Section):
     rewards: list[str] = Field(min_length=1)
     held_out_rewards: list[str] = Field(default=[], description="measured on the held-out prompts, never trained on")
     method: str = Field(default="marble", description="a balancer's name, or weighted_sum (of the raw rewards)")
+    caps: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default={}, description="a reward whose moving mean is beyond its cap leaves the balance until it falls"
+    )
+    reward_dropout: float = Field(default=0.0, ge=0, lt=1, description="chance that a reward sits a step out")
+    reward_groups: list[Annotated[list[str], Field(min_length=1)]] = Field(
+        default=[], description="rewards that count as one, their mean; each of the others is a group of its own"
+    )
+    allocate_prompts: Literal["fixed", "signal"] = Field(
+        default="fixed", description="signal: more prompts for strata whose rewards are drowned in noise"
+    )
     steps: int = Field(ge=1, description="optimizer steps")
     save_every: int = Field(default=30, ge=1)
     lora: Lora = Lora()
@@ -190,6 +208,13 @@ def load_config(name: str, overrides: list[str] | None = None) -> Config:
         return Config.model_validate(raw)
     except ValidationError as error:
         raise UserError(_explain(error, path)) from None
+
+
+def check_rewards(key: str, names: Iterable[str], rewards: Sequence[str]) -> None:
+    """Raise `UserError` if a setting names a reward that the run does not train on."""
+    for name in names:
+        if name not in rewards:
+            raise UserError(f"{key} names {name!r}, which is no reward of this run{_nearest(name, list(rewards))}")
 
 
 def resolve_path(name: str) -> Path:

@@ -47,13 +47,32 @@ class PromptSampler:
         self._per_step = per_step
         self._seed = seed
 
+    @property
+    def shares(self) -> list[float]:
+        """Each stratum's share of the prompts that `draw` draws; they sum to 1."""
+        return [1 / len(self._strata)] * len(self._strata)
+
     def draw(self, step: int) -> list[Prompt]:
         """The prompts of optimizer step `step` (from 0)."""
         drawn = []
         for position in range(step * self._per_step, (step + 1) * self._per_step):
             index, stratum = divmod(position, len(self._strata))
-            prompts = self._strata[stratum]
-            lap, place = divmod(index, len(prompts))
-            order = torch.randperm(len(prompts), generator=generator(self._seed, "prompts", stratum, lap))
-            drawn.append(prompts[int(order[place])])
+            drawn.append(self._prompt(stratum, index))
         return drawn
+
+    def draw_counts(self, counts: Sequence[int], before: Sequence[int]) -> list[Prompt]:
+        """The next prompts of each stratum, stratum by stratum.
+
+        Args:
+            counts: How many of each.
+            before: How many of each have been drawn.
+        """
+        places = enumerate(zip(before, counts, strict=True))
+        return [self._prompt(s, index) for s, (first, count) in places for index in range(first, first + count)]
+
+    def _prompt(self, stratum: int, index: int) -> Prompt:
+        """The `index`-th prompt that is drawn from a stratum."""
+        prompts = self._strata[stratum]
+        lap, place = divmod(index, len(prompts))
+        order = torch.randperm(len(prompts), generator=generator(self._seed, "prompts", stratum, lap))
+        return prompts[int(order[place])]

@@ -13,6 +13,7 @@ from diffusers import StableDiffusion3Pipeline
 from gradbalance import AffineLoss
 from integrations.diffusion_nft.balancing import Method
 from integrations.diffusion_nft.config import Config, RunError
+from integrations.diffusion_nft.levers import Levers
 from integrations.diffusion_nft.loss import nft_coefficients, nft_terms, velocity_kl
 from integrations.diffusion_nft.policy import Policy
 from integrations.diffusion_nft.prompt_sampler import PromptSampler, load_strata
@@ -28,6 +29,7 @@ class Trainer:
 
     Attributes:
         done: Completed optimizer steps.
+        levers: Who takes part in the next step, and how its prompts are spread.
         whole: False only while parameters change: at any other moment, `save` writes the last complete step.
 
     Args:
@@ -54,6 +56,7 @@ class Trainer:
         self.rewards = rewards
         self.latents = Latents(pipeline, config.size, config.max_sequence_length)
         self._prompts = PromptSampler(load_strata(config.prompts.train), config.rollout.prompts, config.seed)
+        self.levers = Levers.start(config, self._prompts.shares)
         torch.manual_seed(config.seed)  # the adapters' initial weights
         self.policy = Policy(pipeline, config.lora, config.averages)
         self.optimizer = method.optimizer(self.policy.parameters)
@@ -81,7 +84,12 @@ class Trainer:
     def rollout(self) -> Rollout:
         """This step's pictures, sampled by the policy `old` without guidance."""
         settings = self.config.rollout
-        prompts = [p for p in self._prompts.draw(self.done) for _ in range(settings.images_per_prompt)]
+        allocation = self.levers.allocation
+        if allocation is None:
+            drawn = self._prompts.draw(self.done)
+        else:
+            drawn = self._prompts.draw_counts(allocation.counts(settings.prompts), allocation.drawn)
+        prompts = [p for p in drawn for _ in range(settings.images_per_prompt)]
         start = noise(self.latents.shape, len(prompts), generator(self.config.seed, "rollout", self.done))
         with self.policy.sampling():
             return collect(
@@ -100,6 +108,7 @@ class Trainer:
         kl = self.backward(rollout)
         report = self.optimizer.report
         assert report is not None
+        levers = self.levers.after(rollout.rewards, report)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.config.optimizer.max_grad_norm)
         self.whole = False
         try:
@@ -108,10 +117,12 @@ class Trainer:
             self.whole = True
             raise
         self.done += 1
+        self.levers = levers
         decays = self.policy.follow(self.done)
         self.whole = True
         self.optimizer.zero_grad()
-        return {**self.method.record(report), "kl": kl, "grad_norm": float(norm), "decays": decays}
+        record = {**self.method.record(report), **levers.record()}
+        return {**record, "kl": kl, "grad_norm": float(norm), "decays": decays}
 
     def backward(self, rollout: Rollout) -> float:
         """Leave the balanced gradient of a rollout in `.grad`; returns the mean KL (0 if its weight is 0).
@@ -126,9 +137,7 @@ class Trainer:
         order = torch.randperm(count, generator=draw)
         times = self._timesteps(count, draw)  # (N, T)
         passes = times.shape[1]
-        counts = present_counts(advantages) * passes
-        if not counts.any():
-            raise RunError(f"step {self.done + 1}: no reward tells any two of its {count} pictures apart")
+        counts = self._counts(rollout, advantages) * passes
         batches = torch.split(order, settings.micro_batch)
         total_kl = 0.0
         for b, batch in enumerate(batches):
@@ -148,6 +157,18 @@ class Trainer:
                 )
                 total_kl += 0.0 if kl is None else share * float(kl.detach())
         return total_kl
+
+    def _counts(self, rollout: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+        """Valid pictures of each objective, 0 for one that is absent from this step."""
+        counts = present_counts(advantages)
+        if not counts.any():
+            pictures = len(rollout.prompts)
+            raise RunError(f"step {self.done + 1}: no reward tells any two of its {pictures} pictures apart")
+        rewards = counts[: len(self.rewards)]  # a view
+        rewards[self.levers.sit_out(rewards > 0, rollout.rewards, self.done)] = 0
+        if self.method.has_common and rewards.any():
+            counts[-1] = len(rollout.prompts)
+        return counts
 
     def _timesteps(self, count: int, draw: torch.Generator) -> torch.Tensor:
         """Noise levels to train on, (N, T): each picture's own random order of the sampling levels, cut to T."""
@@ -182,7 +203,7 @@ class Trainer:
             self.policy.export,
             self.policy.state_dict(),
             self.optimizer.state_dict(),
-            {"seconds": seconds, "objectives": self.method.names},
+            {"seconds": seconds, "objectives": self.method.names, "levers": self.levers.state_dict()},
         )
 
     def load(self, checkpoint: Path) -> float:
@@ -191,6 +212,7 @@ class Trainer:
         self.policy.load_state_dict(policy)
         self.optimizer.load_state_dict(optimizer)
         self.done = state["step"]
+        self.levers = self.levers.loaded(state["levers"]) if "levers" in state else self.levers
         return float(state["seconds"])
 
 
