@@ -4,6 +4,7 @@
 * `weighted_sum`: the usual practice, one more objective with the advantages of Σ_k w_k R_k of the raw rewards. The
   update is that objective's gradient alone (λ = 1 on it, 0 elsewhere); every `measure_every`-th step also measures the
   rewards' own gradients, so that its conflicts can be compared. That costs K extra reverse passes on those steps.
+* `gdpo`: the same with one difference, the sum is that of the rewards' advantages: normalise each, then sum.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 
 from gradbalance import BalancedOptimizer, BalanceReport, MarbleOptimizer, balancers
-from integrations.diffusion_nft.advantages import group_advantages, weighted_sum
+from integrations.diffusion_nft.advantages import group_advantages, summed_advantages, weighted_sum
 from integrations.diffusion_nft.config import Config, UserError
 
-WEIGHTED_SUM = "weighted_sum"
+WEIGHTED_SUM, GDPO = "weighted_sum", "gdpo"
+SUMS = (WEIGHTED_SUM, GDPO)  # methods with one objective for all rewards
 CONFLICT = -1e-6  # a cosine below this counts as a conflict; above it, it is rounding
 
 
@@ -35,11 +37,11 @@ class Method:
     def __init__(self, config: Config) -> None:
         self._config = config
         self.rewards = list(config.rewards)
-        self.is_sum = config.method == WEIGHTED_SUM
-        self.names = [*self.rewards, WEIGHTED_SUM] if self.is_sum else self.rewards
+        self.is_sum = config.method in SUMS
+        self.names = [*self.rewards, config.method] if self.is_sum else self.rewards
         count = len(self.rewards)
         weights = config.weighted_sum.weights
-        if self.is_sum and weights is not None and len(weights) != count:
+        if config.method == WEIGHTED_SUM and weights is not None and len(weights) != count:
             raise UserError(
                 f"weighted_sum.weights={weights} has {len(weights)} values for {count} rewards "
                 f"({', '.join(self.rewards)})"
@@ -49,15 +51,16 @@ class Method:
 
     def _build_balancer(self) -> balancers.Balancer:
         method, options = self._config.method, dict(self._config.balance.options)
-        known = sorted(balancers.available())
+        known = sorted({*balancers.available(), *SUMS})
         if method not in known:
             close = difflib.get_close_matches(method, known, n=1)
             hint = f", did you mean {close[0]!r}?" if close else ""
             raise UserError(f"unknown method {method!r}{hint} (known: {', '.join(known)})")
         if self.is_sum:
             if options:
-                raise UserError(f"balance.options={options}: weighted_sum takes none; set weighted_sum.weights")
-            return balancers.get(method, weights=[0.0] * len(self.rewards) + [1.0])
+                hint = "; set weighted_sum.weights" if method == WEIGHTED_SUM else ""
+                raise UserError(f"balance.options={options}: {method} takes none{hint}")
+            return balancers.get(WEIGHTED_SUM, weights=[0.0] * len(self.rewards) + [1.0])
         try:
             balancer = balancers.get(method, **options)
             balancer.coefficients(torch.eye(len(self.names), dtype=torch.float64), torch.ones(len(self.names)))
@@ -87,10 +90,13 @@ class Method:
 
     def advantages(self, rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         """Advantages of every objective, (len(names), N), from rewards (K, N); NaN where one does not apply."""
-        rows = rewards
-        if self.is_sum:
-            rows = torch.cat([rewards, weighted_sum(rewards, self._weights).unsqueeze(0)])
-        return group_advantages(rows, groups)
+        advantages = group_advantages(rewards, groups)
+        if not self.is_sum:
+            return advantages
+        if self._config.method == GDPO:
+            return torch.cat([advantages, summed_advantages(advantages).unsqueeze(0)])
+        summed = weighted_sum(rewards, self._weights).unsqueeze(0)
+        return torch.cat([advantages, group_advantages(summed, groups)])
 
     def record(self, report: BalanceReport) -> dict[str, Any]:
         """A step's balance for metrics.jsonl; what was not measured in this step is null."""

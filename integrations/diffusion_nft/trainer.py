@@ -18,6 +18,7 @@ from integrations.diffusion_nft.policy import Policy
 from integrations.diffusion_nft.prompt_sampler import PromptSampler, load_strata
 from integrations.diffusion_nft.randomness import generator, noise
 from integrations.diffusion_nft.rewards import Reward
+from integrations.diffusion_nft.rewards.scaled import scaled
 from integrations.diffusion_nft.rollout import Rollout, collect
 from integrations.diffusion_nft.run_folder import RunFolder, load_checkpoint
 from integrations.diffusion_nft.sampling import Latents
@@ -33,7 +34,7 @@ class Trainer:
     Args:
         config: The run's settings.
         pipeline: Gets the LoRA adapters.
-        rewards: The rewards to train on, by name, in the config's order.
+        rewards: The rewards to train on, by name, in the config's order and in their own units.
         method: Objectives and optimizer.
         check: Called between batches; may raise to stop the run. Never called while parameters change.
 
@@ -51,9 +52,11 @@ class Trainer:
     ) -> None:
         self.config = config
         self.method = method
-        self.rewards = rewards
+        self.rewards = {name: scaled(reward, config.reward_scale.get(name, 1.0)) for name, reward in rewards.items()}
         self.latents = Latents(pipeline, config.size, config.max_sequence_length)
-        self._prompts = PromptSampler(load_strata(config.prompts.train), config.rollout.prompts, config.seed)
+        self._prompts = PromptSampler(
+            load_strata(config.prompts.train), config.rollout.prompts, config.seed, config.prompts.shares
+        )
         torch.manual_seed(config.seed)  # the adapters' initial weights
         self.policy = Policy(pipeline, config.lora, config.averages)
         self.optimizer = method.optimizer(self.policy.parameters)
@@ -97,9 +100,7 @@ class Trainer:
 
     def learn(self, rollout: Rollout) -> dict[str, Any]:
         """One optimizer step on a rollout; returns losses, balance, norms and decays."""
-        kl = self.backward(rollout)
-        report = self.optimizer.report
-        assert report is not None
+        record = self.balance(rollout)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.config.optimizer.max_grad_norm)
         self.whole = False
         try:
@@ -111,7 +112,14 @@ class Trainer:
         decays = self.policy.follow(self.done)
         self.whole = True
         self.optimizer.zero_grad()
-        return {**self.method.record(report), "kl": kl, "grad_norm": float(norm), "decays": decays}
+        return {**record, "grad_norm": float(norm), "decays": decays}
+
+    def balance(self, rollout: Rollout) -> dict[str, Any]:
+        """Leave the balanced gradient of a rollout in `.grad`; returns the losses and the balance."""
+        kl = self.backward(rollout)
+        report = self.optimizer.report
+        assert report is not None
+        return {**self.method.record(report), "kl": kl}
 
     def backward(self, rollout: Rollout) -> float:
         """Leave the balanced gradient of a rollout in `.grad`; returns the mean KL (0 if its weight is 0).
@@ -162,17 +170,20 @@ class Trainer:
     def _forward(
         self, clean: torch.Tensor, t: torch.Tensor, fresh: torch.Tensor, embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The terms [P; N] and the mean KL of one micro-batch at one timestep: the three forwards."""
+        """The terms [P; N] and the mean KL of one micro-batch at one timestep: up to three forwards."""
         level = t.to(clean).view(-1, 1, 1, 1)
         noisy = (1 - level) * clean + level * fresh.to(clean)
-        with torch.no_grad(), self.policy.sampling():
-            old = self.latents.velocity(noisy, t, embeddings)
+        old = None
+        if not self.policy.is_on_policy:
+            with torch.no_grad(), self.policy.sampling():
+                old = self.latents.velocity(noisy, t, embeddings)
         reference = None
         if self.config.loss.kl > 0:
             with torch.no_grad(), self.policy.base():
                 reference = self.latents.velocity(noisy, t, embeddings)
         velocity = self.latents.velocity(noisy, t, embeddings)
         kl = None if reference is None else velocity_kl(velocity, reference)
+        old = velocity.detach() if old is None else old
         return nft_terms(velocity, old, noisy, clean, t, self.config.loss.beta), kl
 
     def save(self, folder: RunFolder, seconds: float) -> Path:
