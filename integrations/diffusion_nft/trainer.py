@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,25 @@ from integrations.diffusion_nft.rewards.scaled import scaled
 from integrations.diffusion_nft.rollout import Rollout, collect
 from integrations.diffusion_nft.run_folder import RunFolder, load_checkpoint
 from integrations.diffusion_nft.sampling import Latents
+
+
+@dataclass(frozen=True)
+class Part:
+    """One micro-batch at one timestep.
+
+    Attributes:
+        pictures: Their indices in the rollout, shape (n,).
+        terms: [P; N] with the graph, shape (2, n).
+        kl: Mean KL with the graph, None if its weight is 0.
+        share: Of the step's pictures and timesteps.
+        last: Whether it completes the step.
+    """
+
+    pictures: torch.Tensor
+    terms: torch.Tensor
+    kl: torch.Tensor | None
+    share: float
+    last: bool
 
 
 class Trainer:
@@ -130,41 +150,51 @@ class Trainer:
         count = len(rollout.prompts)
         groups = torch.arange(count) // self.config.rollout.images_per_prompt
         advantages = self.method.advantages(rollout.rewards, groups)
-        draw = generator(self.config.seed, "train", self.done)
-        order = torch.randperm(count, generator=draw)
-        times = self._timesteps(count, draw)  # (N, T)
-        passes = times.shape[1]
-        counts = present_counts(advantages) * passes
+        counts = self.counts(advantages)
         if not counts.any():
             raise RunError(f"step {self.done + 1}: no reward tells any two of its {count} pictures apart")
-        batches = torch.split(order, settings.micro_batch)
         total_kl = 0.0
+        for part in self.parts(rollout, generator(self.config.seed, "train", self.done)):
+            constants = nft_coefficients(
+                advantages[:, part.pictures], counts, beta=settings.beta, advantage_clip=settings.advantage_clip
+            )
+            self.optimizer.backward(
+                AffineLoss(part.terms, constants, names=self.method.names),
+                regularizer=None if part.kl is None else settings.kl * part.share * part.kl,
+                accumulate=not part.last,
+            )
+            total_kl += 0.0 if part.kl is None else part.share * float(part.kl.detach())
+        return total_kl
+
+    def counts(self, advantages: torch.Tensor) -> torch.Tensor:
+        """n_k, shape (K,): the terms of each objective in the whole step, over all pictures and timesteps."""
+        return present_counts(advantages) * self._passes()
+
+    def parts(self, rollout: Rollout, draw: torch.Generator) -> Iterator[Part]:
+        """The forwards of a rollout, one micro-batch at one timestep after the other, in a random order."""
+        count, passes = len(rollout.prompts), self._passes()
+        order = torch.randperm(count, generator=draw)
+        times = self._timesteps(count, draw)  # (N, T)
+        batches = torch.split(order, self.config.loss.micro_batch)
         for b, batch in enumerate(batches):
             fresh = noise((passes, *self.latents.shape), len(batch), draw)
             embeddings = self.latents.embed([rollout.prompts[i].text for i in batch.tolist()])
-            constants = nft_coefficients(
-                advantages[:, batch], counts, beta=settings.beta, advantage_clip=settings.advantage_clip
-            )
             for j in range(passes):
                 self._check()
                 terms, kl = self._forward(rollout.latents[batch], times[batch, j], fresh[:, j], embeddings)
-                share = len(batch) / (count * passes)
-                self.optimizer.backward(
-                    AffineLoss(terms, constants, names=self.method.names),
-                    regularizer=None if kl is None else settings.kl * share * kl,
-                    accumulate=not (b == len(batches) - 1 and j == passes - 1),
-                )
-                total_kl += 0.0 if kl is None else share * float(kl.detach())
-        return total_kl
+                last = b == len(batches) - 1 and j == passes - 1
+                yield Part(batch, terms, kl, len(batch) / (count * passes), last)
+
+    def _passes(self) -> int:
+        """T, the timesteps that each picture is trained on."""
+        settings = self.config.loss
+        passes = max(1, int(settings.timestep_fraction * self.config.rollout.steps))
+        return passes if settings.train_timesteps is None else min(passes, settings.train_timesteps)
 
     def _timesteps(self, count: int, draw: torch.Generator) -> torch.Tensor:
         """Noise levels to train on, (N, T): each picture's own random order of the sampling levels, cut to T."""
-        settings = self.config.loss
         levels = self.latents.levels(self.config.rollout.steps)[:-1]
-        passes = max(1, int(settings.timestep_fraction * len(levels)))
-        if settings.train_timesteps is not None:
-            passes = min(passes, settings.train_timesteps)
-        orders = torch.rand(count, len(levels), generator=draw).argsort(1)[:, :passes]
+        orders = torch.rand(count, len(levels), generator=draw).argsort(1)[:, : self._passes()]
         return levels[orders.to(levels.device)]
 
     def _forward(
