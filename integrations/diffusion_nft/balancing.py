@@ -4,6 +4,7 @@
 * `weighted_sum`: the usual practice, one more objective with the advantages of Σ_k w_k R_k of the raw rewards. The
   update is that objective's gradient alone (λ = 1 on it, 0 elsewhere); every `measure_every`-th step also measures the
   rewards' own gradients, so that its conflicts can be compared. That costs K extra reverse passes on those steps.
+* `gdpo`: the same with one difference, the sum is that of the rewards' advantages: normalise each, then sum.
 
 With `loss.signal_gradients` one more objective, the last, is the part that all rewards share: the loss at r = ½.
 """
@@ -17,11 +18,12 @@ from typing import Any
 import torch
 
 from gradbalance import BalancedOptimizer, BalanceReport, MarbleOptimizer, balancers
-from integrations.diffusion_nft.advantages import group_advantages, weighted_sum
+from integrations.diffusion_nft.advantages import group_advantages, summed_advantages, weighted_sum
 from integrations.diffusion_nft.config import Config, UserError, check_rewards
 from integrations.diffusion_nft.named_options import all_groups, resolve
 
-WEIGHTED_SUM = "weighted_sum"
+WEIGHTED_SUM, GDPO = "weighted_sum", "gdpo"
+SUMS = (WEIGHTED_SUM, GDPO)  # methods with one objective for all rewards
 COMMON = "common"  # the objective of `loss.signal_gradients`
 MARBLE_EMA_DECAY = 0.7  # `MarbleOptimizer`'s own, for a Marble that is wrapped
 CONFLICT = -1e-6  # a cosine below this counts as a conflict; above it, it is rounding
@@ -40,15 +42,15 @@ class Method:
     def __init__(self, config: Config) -> None:
         self._config = config
         self.rewards = list(config.rewards)
-        self.is_sum = config.method == WEIGHTED_SUM
+        self.is_sum = config.method in SUMS
         self.has_common = config.loss.signal_gradients
-        extra = [WEIGHTED_SUM] if self.is_sum else [COMMON] if self.has_common else []
+        extra = [config.method] if self.is_sum else [COMMON] if self.has_common else []
         self.names = [*self.rewards, *extra]
         check_rewards("caps", config.caps, self.rewards)
         self._groups = all_groups(config.reward_groups, self.rewards)
         count = len(self.rewards)
         weights = config.weighted_sum.weights
-        if self.is_sum and weights is not None and len(weights) != count:
+        if config.method == WEIGHTED_SUM and weights is not None and len(weights) != count:
             raise UserError(
                 f"weighted_sum.weights={weights} has {len(weights)} values for {count} rewards "
                 f"({', '.join(self.rewards)})"
@@ -62,7 +64,7 @@ class Method:
 
     def _build_balancer(self) -> balancers.Balancer:
         method, options = self._config.method, dict(self._config.balance.options)
-        known = sorted(balancers.available())
+        known = sorted({*balancers.available(), *SUMS})
         if method not in known:
             close = difflib.get_close_matches(method, known, n=1)
             hint = f", did you mean {close[0]!r}?" if close else ""
@@ -70,8 +72,9 @@ class Method:
         if self.is_sum:
             self._refuse_levers()
             if options:
-                raise UserError(f"balance.options={options}: weighted_sum takes none; set weighted_sum.weights")
-            return balancers.get(method, weights=[0.0] * len(self.rewards) + [1.0])
+                hint = "; set weighted_sum.weights" if method == WEIGHTED_SUM else ""
+                raise UserError(f"balance.options={options}: {method} takes none{hint}")
+            return balancers.get(WEIGHTED_SUM, weights=[0.0] * len(self.rewards) + [1.0])
         try:
             self._options = resolve(method, options, self._groups)
             balancer = self._wrapped()
@@ -130,13 +133,15 @@ class Method:
 
     def advantages(self, rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         """Advantages of every objective, (len(names), N), from rewards (K, N); NaN where one does not apply."""
-        rows = rewards
-        if self.is_sum:
-            rows = torch.cat([rewards, weighted_sum(rewards, self._weights).unsqueeze(0)])
-        advantages = group_advantages(rows, groups)
+        advantages = group_advantages(rewards, groups)
         if self.has_common:  # no picture is better than another: r = ½
-            advantages = torch.cat([advantages, torch.zeros_like(advantages[:1])])
-        return advantages
+            return torch.cat([advantages, torch.zeros_like(advantages[:1])])
+        if not self.is_sum:
+            return advantages
+        if self._config.method == GDPO:
+            return torch.cat([advantages, summed_advantages(advantages).unsqueeze(0)])
+        summed = weighted_sum(rewards, self._weights).unsqueeze(0)
+        return torch.cat([advantages, group_advantages(summed, groups)])
 
     def record(self, report: BalanceReport) -> dict[str, Any]:
         """A step's balance for metrics.jsonl; what was not measured in this step is null."""

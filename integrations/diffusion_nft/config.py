@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"
@@ -36,12 +36,16 @@ class Section(BaseModel):
 class Prompts(Section):
     """Prompt files (`.txt`, or GenEval's `.jsonl`), relative to the working directory or to this folder.
 
-    Every file, and within it every GenEval `tag` with and without quoted text, is a stratum; each step draws the same
-    number of prompts from each.
+    Every file, and within it every GenEval `tag` with and without quoted text, is a stratum. Training draws from each
+    stratum in proportion to its share, evaluation equally.
     """
 
     train: list[str] = Field(min_length=1)
     held_out: list[str] = Field(min_length=1)
+    shares: list[Count] | None = Field(
+        default=None,
+        description="one per training stratum, in the files' order; [9, 1]: one prompt in ten from the second",
+    )
 
 
 class Lora(Section):
@@ -110,9 +114,9 @@ class Balance(Section):
 
 
 class WeightedSum(Section):
-    """The comparison method: one objective, the weighted sum of the raw rewards."""
+    """The comparison methods with one objective: the weighted sum of the raw rewards, and GDPO's of the normalised."""
 
-    weights: list[float] | None = Field(default=None, description="one per reward; default 1 each")
+    weights: list[float] | None = Field(default=None, description="one per reward; default 1 each; not for gdpo")
     measure_every: int = Field(default=5, ge=1, description="steps between measurements of the cosines")
 
 
@@ -130,6 +134,7 @@ class Evaluation(Section):
     steps: int = Field(default=40, ge=2)
     sampler: Sampler = "euler"
     pictures: int = Field(default=512, ge=1, description="in equal shares from every stratum; prompts repeat as needed")
+    images_per_prompt: int = Field(default=1, ge=1, description="pictures in a row from one prompt")
     batch: int = Field(default=16, ge=1)
     every: int = Field(default=0, ge=0, description="steps between evaluations; 0: only before and after")
     grid: int = Field(default=16, ge=1, description="pictures in samples/*.png")
@@ -149,7 +154,10 @@ class Config(Section):
     prompts: Prompts
     rewards: list[str] = Field(min_length=1)
     held_out_rewards: list[str] = Field(default=[], description="measured on the held-out prompts, never trained on")
-    method: str = Field(default="marble", description="a balancer's name, or weighted_sum (of the raw rewards)")
+    reward_scale: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default={}, description="training sees a reward times this; held-out measurements stay in its own units"
+    )
+    method: str = Field(default="marble", description="a balancer's name, weighted_sum (of the raw rewards) or gdpo")
     caps: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default={}, description="a reward whose moving mean is beyond its cap leaves the balance until it falls"
     )
@@ -170,6 +178,15 @@ class Config(Section):
     weighted_sum: WeightedSum = WeightedSum()
     averages: Averages = Averages()
     evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _scaled_rewards_are_trained_on(self) -> Config:
+        for name in self.reward_scale:
+            if name not in self.rewards:
+                raise ValueError(
+                    f"reward_scale names {name!r}, which is not among the rewards ({', '.join(self.rewards)})"
+                )
+        return self
 
     def to_yaml(self) -> str:
         """The whole resolved config as YAML that `load_config` reads back to an equal config."""
@@ -251,6 +268,8 @@ def _explain(error: ValidationError, path: Path) -> str:
         text = f"unknown key {key!r}{_nearest(str(name), _keys_at(section), section)}"
     elif problem["type"] == "missing":
         text = f"key {key!r} is missing"
+    elif not key:  # several keys do not fit each other
+        text = str(problem["ctx"]["error"])
     else:
         text = f"{key}={problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
