@@ -58,12 +58,12 @@ class Levers:
         draw = generator(self.config.seed, "reward dropout", step)
         return out | dropped(present & ~out, self.config.reward_dropout, draw)
 
-    def after(self, rewards: torch.Tensor, report: BalanceReport) -> Levers:
+    def after(self, rewards: torch.Tensor, report: BalanceReport | None) -> Levers:
         """The levers one step later.
 
         Args:
             rewards: The step's pictures' rewards, (K, N), prompt by prompt; NaN where one does not apply.
-            report: The step's.
+            report: The step's; None from a trainer that does not balance.
 
         Raises:
             RunError: The optimizer's estimator of the Gramian does not tell signal from noise.
@@ -72,7 +72,7 @@ class Levers:
         if self.allocation is None:
             return replace(self, caps=caps)
         signal = None
-        if report.refreshed:
+        if report is not None and report.refreshed:
             signal = report.signal_to_noise[: len(rewards)].clone()
             if bool(signal.isnan().all()):
                 raise RunError(
