@@ -111,7 +111,7 @@ class AppliedUpdate:
         measured.ready(everyone, [True] * (count + 1), last=True)
         shared = self._shared(balanced, measured.reached[:count])
         values = torch.cat([given.values, given.values.new_zeros(1)])
-        gramian = measured.numbers(shared, values, None).gramian
+        gramian = measured.numbers(shared, values, None).products
         finite = gramian.diagonal().isfinite().tolist()
         broken = [name for name, ok in zip([*given.names, "the update"], finite, strict=True) if not ok]
         if broken:
