@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import agreement, balancers, directions, paths, speed
+from benchmarks import agreement, balancers, directions, paths, reporting, running, speed
 from benchmarks.output import write_json
 
 COMMANDS = {
@@ -17,6 +17,8 @@ COMMANDS = {
     "agreement": agreement,
     "directions": directions,
     "paths": paths,
+    "run": running,
+    "report": reporting,
 }
 """Each is a module with ``add_arguments(parser)`` and ``run(options, console)``, which returns figures for a file."""
 

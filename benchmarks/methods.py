@@ -18,6 +18,9 @@ WITH_OPTIONS: dict[str, Callable[[int], Balancer]] = {
 }
 """K -> a balancer, for those that have no defaults, and for one that takes another solver than its defaults do."""
 
+PICTURED = [name for name in balancers.available() if name != "common_part"]
+"""The balancers whose update can be drawn: all objectives of theirs are objectives."""
+
 
 def make(name: str, objectives: int) -> Balancer:
     """Make the balancer of a name for K objectives."""

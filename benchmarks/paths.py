@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.drawing import BAD, GOOD, add_picture, check_picture, panels, save
 from benchmarks.landscape import FRONT, STARTS, descend, objectives
-from benchmarks.methods import make
+from benchmarks.methods import PICTURED, make
 from gradbalance import balancers
 from gradbalance.balancers import Balancer
 
@@ -25,7 +25,7 @@ OPTIONS = {"famo": {"gamma": 0.0}}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     add_picture(parser, "choosing_paths.png")
-    parser.add_argument("--methods", nargs="+", default=balancers.available(), help="balancers to draw")
+    parser.add_argument("--methods", nargs="+", default=PICTURED, help="balancers to draw")
     parser.add_argument("--steps", type=int, default=50_000, help="steps of Adam")
     parser.add_argument("--lr", type=float, default=1e-3, help="its learning rate")
 

@@ -1,11 +1,14 @@
-"""From a measured Gramian to the coefficients in use: solve, smooth, scale. A pure function of the committed state.
+"""From an estimated Gramian to the coefficients in use: solve, smooth, scale. A pure function of the committed state.
 
-One refresh:  balancer.weights(M) → moving average over steps → balancer.scale(·, M) → λ.
+One refresh:  balancer.weights(N, U) → moving average over steps → balancer.scale(·, N) → λ.
+
+N is the Gramian of the gradients and U that of the expected ones, if the estimator estimates it. A balancer that tells
+the two apart is given both; for any other U stands for the Gramian. What a report shows is always the measured one.
 
 An objective that is absent keeps its weight, norm and coefficient; on the simplex the present ones share what is left,
 1 − Σ α_absent, and at least 1/K, so that no absent objective can bring the others to a stop. An objective never seen
-so far holds 1/K. One whose gradient is zero gets weight 0 from the balancer and leaves the solve; if none is left,
-there is nothing to solve and everything stays as it was. The moving average of coefficients is known as CR-MOGM
+so far holds 1/K. One whose gradient is zero gets weight 0 from the balancer and leaves the solve; a refresh in which
+all are zero has nothing to solve. The moving average of coefficients is known as CR-MOGM
 (Zhou et al., NeurIPS 2022).
 """
 
@@ -13,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isnan
 
 import torch
 from torch import Tensor
 
 from gradbalance.balancers import Balancer
+from gradbalance.estimators import Estimate
 from gradbalance.state import BalanceState
 
 
@@ -25,6 +30,7 @@ def solve(
     state: BalanceState,
     balancer: Balancer,
     gramian: Tensor,
+    estimate: Estimate,
     *,
     present: Sequence[bool],
     losses: Tensor,
@@ -35,14 +41,22 @@ def solve(
     Args:
         state: The committed state; its ``reach`` and ``solved`` are those of the parameters the Gramian was taken over.
         balancer: Its own state is taken from ``state``, and the one after the solve put into the result.
-        gramian: (K, K), float64; rows of absent objectives are zero.
+        gramian: (K, K), float64; rows of absent objectives are zero; not all of it is.
+        estimate: What the estimator makes of it.
         present: Which objectives are in this step.
         losses: The K loss values, NaN where absent.
         ema_decay: ρ of the moving average.
     """
-    if bool((gramian.diagonal() > 0).any()):
-        state = _updated(state, balancer, gramian, present, losses, ema_decay)
-    return measured(state, gramian, present)
+    noisy = torch.from_numpy(estimate.gramian)
+    signal = None if estimate.signal is None else torch.from_numpy(estimate.signal)
+    given = noisy if signal is None or balancer.uses_signal else signal
+    ratios = [] if estimate.signal_to_noise is None else estimate.signal_to_noise.tolist()
+    state = _updated(state, balancer, given, signal, present, losses, ema_decay)
+    return replace(
+        measured(state, gramian, present),
+        signal=[] if signal is None else signal.tolist(),
+        signal_to_noise=[-1.0 if isnan(ratio) else ratio for ratio in ratios],
+    )
 
 
 def measured(state: BalanceState, gramian: Tensor, present: Sequence[bool]) -> BalanceState:
@@ -50,7 +64,7 @@ def measured(state: BalanceState, gramian: Tensor, present: Sequence[bool]) -> B
 
     Args:
         state: The state before.
-        gramian: As in :func:`solve`.
+        gramian: Of this step's gradients, (K, K), float64; rows of absent objectives are zero.
         present: Which objectives are in this step.
     """
     solved = [here or known for here, known in zip(present, state.solved, strict=True)]
@@ -76,20 +90,21 @@ def follow(state: BalanceState, balancer: Balancer, *, losses: Tensor, ema_decay
     """
     present = ~losses.isnan()
     # Of gradients such a balancer may look only at who has one; those of the last refresh are not those of this step.
-    return _updated(state, balancer, torch.diag(present.to(losses)), present.tolist(), losses, ema_decay)
+    return _updated(state, balancer, torch.diag(present.to(losses)), None, present.tolist(), losses, ema_decay)
 
 
 def _updated(
     state: BalanceState,
     balancer: Balancer,
     gramian: Tensor,
+    signal: Tensor | None,
     present: Sequence[bool],
     losses: Tensor,
     ema_decay: float,
 ) -> BalanceState:
     """The state with the present objectives' new weights and coefficients, and the balancer's own new state."""
     balancer.load_state_dict(state.balancer)
-    fresh = balancer.weights(gramian, losses).tolist()
+    fresh = balancer.weights(gramian, losses, signal).tolist()
     share = _share(state.weights, fresh, present) if balancer.simplex else 1.0
     weights = [
         _smooth(old, share * new, ema_decay if state.averaged and (balancer.simplex or known) else 0.0) if here else old

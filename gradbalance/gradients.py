@@ -1,4 +1,4 @@
-"""The K gradients of a refresh, from the reverse passes that find them until they become one."""
+"""The gradients of a refresh, from the reverse passes that find them until they become one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class ObjectiveGradients:
-    """One row of gradients an objective, one entry a parameter, summed over the micro-batches of a refresh.
+    """Rows of gradients, one for each objective (and part), one entry a parameter, summed over micro-batches.
 
     Args:
         count: The number of rows.
@@ -78,25 +78,39 @@ class ObjectiveGradients:
         for row, kept in zip(self.rows, keep, strict=True):
             row[:] = [g if wanted else None for g, wanted in zip(row, kept, strict=True)]
 
-    def gramian(self, chosen: Sequence[bool], rows: slice = slice(None), *, ranks: int = 1) -> Tensor:
+    def gramian(
+        self,
+        chosen: Sequence[bool],
+        rows: slice = slice(None),
+        *,
+        ranks: int = 1,
+        others: Sequence[Sequence[Tensor | None]] = (),
+    ) -> Tensor:
         """The Gramian of some rows over the chosen parameters, float64, on the gradients' device.
 
         Args:
             chosen: For each parameter, whether it counts.
             rows: Which rows.
             ranks: With more than one, the result is this rank's part: the sum over the ranks is the Gramian.
+            others: More rows, held elsewhere.
         """
+        counted = [*self.rows[rows], *others]
         total: Tensor | None = None
         counts = [copies(parameter, ranks) for parameter in self.parameters]
         for count in sorted({c for c, wanted in zip(counts, chosen, strict=True) if wanted}):
             here = [p for p, wanted in enumerate(chosen) if wanted and counts[p] == count]
-            part = gramian([[None if (g := row[p]) is None else local(g) for p in here] for row in self.rows[rows]])
+            part = gramian([[None if (g := row[p]) is None else local(g) for p in here] for row in counted])
             part = part / count if count > 1 else part
             total = part if total is None else torch.add(*together(total, part))
-        return gramian([[] for _ in self.rows[rows]]) if total is None else total
+        return gramian([[] for _ in counted]) if total is None else total
 
     def write(self, weights: Sequence[float], shared: Sequence[bool]) -> None:
-        """Add Σ_k w_k g_k (shared parameters) and Σ_k g_k (all others) to ``.grad``, freeing each g_k on the way."""
+        """Add Σ_k w_k g_k (shared parameters) and Σ_k g_k (all others) to ``.grad``, freeing each g_k on the way.
+
+        Args:
+            weights: One for each row.
+            shared: For each parameter, whether it is balanced.
+        """
         with torch.no_grad():
             self._write_low_precision(weights, shared)
             for row, weight in zip(self.rows, weights, strict=True):

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.optim import Optimizer
 
-from gradbalance import balancers, objectives
+from gradbalance import balancers, estimators, history, objectives
 from gradbalance.balancers import Balancer, Marble
+from gradbalance.balancers.equal_weights import EqualWeights
 from gradbalance.dtensor import whole
+from gradbalance.estimators import GramianEstimator
 from gradbalance.objectives import Losses, Objectives
 from gradbalance.ranks import Ranks
 from gradbalance.report import BalanceReport
@@ -48,6 +50,15 @@ class BalancedOptimizer(OptimizerWrapper):
             (``uses_gradients`` is False) brings them up to date at the end of each of those, for the next one.
         refresh_micro_batches: With gradient accumulation, how many of a refresh's micro-batches are measured; the rest
             cost one backward each. Default: all.
+        uniform_after: From this step on (the first is 0) each refresh gives all present objectives equal weights, not
+            averaged, in place of the balancer's: for Marble a sum of unit gradients. The best runs of the MARBLE paper
+            end so. For balancers whose weights sum to 1 and that have no ``preference``. Default: never.
+        gramian_estimator: What the balancer is told of the measured Gramian: a
+            :class:`~gradbalance.estimators.GramianEstimator` or its name. ``"plain"``: the Gramian itself.
+            ``"split"``: noise is told from signal by comparing two parts of a refresh's micro-batches, so that a
+            refresh holds 2·K gradients, not K. ``"history"``: by comparing with averages of the past gradients, for
+            one micro-batch a step and one process; K buffers in the inner optimizer's state, and K gradients held
+            until ``step``. No estimator needs another reverse pass.
         shared_parameters: The parameters whose gradients are balanced; all others get the plain sum of the losses'
             gradients. Default: found from the graph: parameters that two or more objectives reach.
         objective_names: K names. Default: a dict's keys or an ``AffineLoss``'s names at the first ``backward``, else
@@ -70,6 +81,8 @@ class BalancedOptimizer(OptimizerWrapper):
         ema_decay: float = 0.0,
         refresh_every: int = 1,
         refresh_micro_batches: int | None = None,
+        uniform_after: int | None = None,
+        gramian_estimator: GramianEstimator | str = "plain",
         shared_parameters: Iterable[Tensor] | None = None,
         objective_names: Sequence[str] | None = None,
         nonfinite: str = "raise",
@@ -79,12 +92,28 @@ class BalancedOptimizer(OptimizerWrapper):
         self.balancer = balancers.get(balancer) if isinstance(balancer, str) else balancer
         if not isinstance(self.balancer, Balancer):
             raise TypeError(f"balancer must be a Balancer or the name of one, got {type(balancer).__name__}")
+        given = gramian_estimator
+        self.gramian_estimator = estimators.get(given) if isinstance(given, str) else given
+        if not isinstance(self.gramian_estimator, GramianEstimator):
+            raise TypeError(
+                f"gramian_estimator must be a GramianEstimator or the name of one, got {type(given).__name__}"
+            )
         if isinstance(ema_decay, bool) or not isinstance(ema_decay, float | int) or not 0.0 <= ema_decay < 1.0:
             raise ValueError(f"ema_decay must be a number in [0, 1), got {ema_decay!r}")
         for name, count in (("refresh_every", refresh_every), ("refresh_micro_batches", refresh_micro_batches)):
             optional = name == "refresh_micro_batches" and count is None
             if not optional and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
+        if uniform_after is not None:
+            if not isinstance(uniform_after, int) or isinstance(uniform_after, bool) or uniform_after < 0:
+                raise ValueError(f"uniform_after must be an integer of at least 0 or None, got {uniform_after!r}")
+            EqualWeights(self.balancer)  # raises if its weights cannot be equal
+        least = self.gramian_estimator.least_micro_batches
+        if refresh_micro_batches is not None and refresh_micro_batches < least:
+            raise ValueError(
+                f"refresh_micro_batches must be at least {least} for {type(self.gramian_estimator).__name__}, which "
+                f"compares micro-batches, got {refresh_micro_batches}"
+            )
         if nonfinite not in ("raise", "skip"):
             raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
         names = objective_names
@@ -97,6 +126,7 @@ class BalancedOptimizer(OptimizerWrapper):
         self.ema_decay = float(ema_decay)
         self.refresh_every = refresh_every
         self.refresh_micro_batches = refresh_micro_batches
+        self.uniform_after = uniform_after
         self.nonfinite = nonfinite
         self.process_group = process_group
         # By position: accelerate replaces the parameters by sharded ones under FSDP2.
@@ -119,6 +149,19 @@ class BalancedOptimizer(OptimizerWrapper):
         if self._balanced is None:
             return None
         return [p for i, p in enumerate(self._parameters()) if i in self._balanced]
+
+    @property
+    def balanced_parameters(self) -> list[Tensor] | None:
+        """The parameters whose gradients are balanced, named or found; None as long as no step has found them."""
+        state = self._committed
+        if self._balanced is None and not any(mask >= 0 for mask in state.reach):
+            return None
+        return [p for p, shared in zip(self._parameters(), self._shared(state), strict=False) if shared]
+
+    @property
+    def objective_names(self) -> list[str]:
+        """The K names in order; empty before the first step if none were given."""
+        return list(self._committed.names)
 
     @property
     def coefficients(self) -> Tensor:
@@ -184,11 +227,12 @@ class BalancedOptimizer(OptimizerWrapper):
             window = self._open(given, accumulate, ranks)
         window.refuse_new(self._parameters())
         self._window = None  # an error below ends the step
+        balancer, ema_decay = self._rule
         # Coefficients that are to be made from losses alone need those of the whole step.
-        first = not self.balancer.uses_gradients and not all(window.state.solved)
+        first = not balancer.uses_gradients and not all(window.state.solved)
         limit = None if first else self.refresh_micro_batches
         if window.add(given, regularizer, last=not accumulate, limit=limit):
-            window.solve(self.balancer, self.ema_decay)
+            window.solve(balancer, self.gramian_estimator, ema_decay)
             if window.nonfinite and self.nonfinite == "raise":
                 raise NonFiniteError(window.nonfinite)
             window.write()
@@ -221,7 +265,11 @@ class BalancedOptimizer(OptimizerWrapper):
     def _step_window(self) -> tuple[bool, Any]:
         window = self._window
         if window is None:
-            return True, self.inner.step()
+            result = self.inner.step()
+            if self.gramian_estimator.uses_history and self._committed.names:
+                # So does DCP prepare an optimizer for loading, and it loads only what is there by then.
+                history.reserve(self.inner, self._parameters(), len(self._committed.names))
+            return True, result
         if window.open:
             raise RuntimeError(
                 "step: the last backward said accumulate=True, so the step is not complete; the last micro-batch's "
@@ -229,9 +277,9 @@ class BalancedOptimizer(OptimizerWrapper):
             )
         finite = self._is_finite(window)
         if finite:
-            following = window.following(self.balancer, self.ema_decay)  # before the step: a balancer may refuse
+            following = window.following(*self._rule)  # before the step: a balancer may refuse
             self.inner.step()
-            self._commit(following)
+            self._commit_step(window, following)
         self._window = None
         return finite, None
 
@@ -271,7 +319,7 @@ class BalancedOptimizer(OptimizerWrapper):
         try:
             result = self.inner.step(cast("Callable[[], float]", evaluate))
             if self._held is not None:
-                self._commit(self._held.following(self.balancer, self.ema_decay))
+                self._commit_step(self._held, self._held.following(*self._rule))
             return True, result
         except (_SkipStep, NonFiniteError) as stop:
             if before is not None:
@@ -284,7 +332,13 @@ class BalancedOptimizer(OptimizerWrapper):
 
     def _open(self, given: Objectives, accumulate: bool, ranks: Ranks) -> Window:
         """Begin an optimizer step: decide whether it measures the gradients."""
-        state, parameters = self._committed, self._parameters()
+        state, parameters, estimator = self._committed, self._parameters(), self.gramian_estimator
+        if estimator.uses_history and (ranks.size > 1 or ranks.sharded):
+            raise RuntimeError(
+                f"backward: {type(estimator).__name__} works in one process: with several, each would hold averages of "
+                "its own gradients, and a checkpoint those of one rank; pass two or more micro-batches with "
+                'accumulate=True and use gramian_estimator="split"'
+            )
         if not state.names:
             state = state.named(given.names, simplex=self.balancer.simplex)
         # Whatever no solve has seen has no coefficient: an objective that is here or may come with a later
@@ -298,7 +352,11 @@ class BalancedOptimizer(OptimizerWrapper):
         state = replace(state, reach=state.reach + [-1] * (len(parameters) - len(state.reach)))
         new_parameter = any(p.requires_grad and mask < 0 for p, mask in zip(parameters, state.reach, strict=True))
         due = state.step % self.refresh_every == 0 or new_objective or new_parameter
-        return Window(state, parameters, self._shared, ranks, refresh=due or state.doubtful, look=not due)
+        refresh = due or state.doubtful
+        past = history.past(self.inner, parameters, len(state.names)) if refresh and estimator.uses_history else ()
+        return Window(
+            state, parameters, self._shared, ranks, refresh=refresh, look=not due, parts=estimator.parts, past=past
+        )
 
     def _is_finite(self, window: Window) -> bool:
         """Whether the step may be made. Amortised steps are looked at here, by one copy of a few numbers."""
@@ -316,6 +374,13 @@ class BalancedOptimizer(OptimizerWrapper):
         if self._ranks is None or not self._ranks.still_valid(self._parameters()):
             self._ranks = Ranks(self._parameters(), self.process_group)
         return self._ranks
+
+    @property
+    def _rule(self) -> tuple[Balancer, float]:
+        """The balancer and the averaging of the step under way."""
+        if self.uniform_after is None or self._committed.step < self.uniform_after:
+            return self.balancer, self.ema_decay
+        return EqualWeights(self.balancer), 0.0
 
     # --- Parameters -------------------------------------------------------------------------------------------------
 
@@ -348,14 +413,37 @@ class BalancedOptimizer(OptimizerWrapper):
     @property
     def _committed(self) -> BalanceState:
         saved = self.param_groups[0].get(KEY)
-        return self._initial_state() if saved is None else BalanceState.from_dict(saved)
+        return self._initial_state() if saved is None else self._restored(saved)
+
+    def _restored(self, saved: Mapping[str, Any]) -> BalanceState:
+        """A saved state; one from before there were estimators starts to estimate."""
+        state = BalanceState.from_dict(saved)
+        return state if state.estimator else replace(state, **self._nothing_estimated())
+
+    def _commit_step(self, window: Window, following: BalanceState) -> None:
+        """Keep what a step that was made has taught."""
+        self._commit(following)
+        if window.newest is not None:
+            shared = zip(self._parameters(), self._shared(following), strict=True)
+            chosen = [parameter for parameter, balanced in shared if balanced]
+            history.remember(self.inner, chosen, window.gradients, window.newest)
 
     def _commit(self, state: BalanceState) -> None:
         self.param_groups[0][KEY] = state.to_dict()
 
     def _initial_state(self) -> BalanceState:
-        state = BalanceState(method=type(self.balancer).__name__, balancer=dict(self.balancer.state_dict()))
+        state = BalanceState(
+            method=type(self.balancer).__name__,
+            balancer=dict(self.balancer.state_dict()),
+            **self._nothing_estimated(),
+        )
         return state.named(self._objective_names, simplex=self.balancer.simplex) if self._objective_names else state
+
+    def _nothing_estimated(self) -> dict[str, Any]:
+        return {
+            "estimator": type(self.gramian_estimator).__name__,
+            "estimates": self.gramian_estimator.fresh().state_dict(),
+        }
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         """Resume, or start balancing from a plain inner optimizer's checkpoint."""
@@ -363,11 +451,12 @@ class BalancedOptimizer(OptimizerWrapper):
         problem = None if saved is None else self._foreign(saved)
         if problem is not None:
             raise ValueError(f"load_state_dict: {problem}")
-        state = self._initial_state() if saved is None else BalanceState.from_dict(saved).check()
-        try:
-            self.balancer.load_state_dict(state.balancer)
-        except ValueError as error:
-            raise ValueError(f"load_state_dict: balancer of the balancing state: {error}") from error
+        state = self._initial_state() if saved is None else self._restored(saved).check()
+        for key, method in (("balancer", self.balancer), ("estimates", self.gramian_estimator)):
+            try:
+                method.load_state_dict(getattr(state, key))
+            except ValueError as error:
+                raise ValueError(f"load_state_dict: {key} of the balancing state: {error}") from error
         self.inner.load_state_dict(state_dict)
         self._commit(state)
         self._window, self._report = None, None
@@ -377,6 +466,9 @@ class BalancedOptimizer(OptimizerWrapper):
         method = type(self.balancer).__name__
         if saved["method"] != method:
             return f"the checkpoint's balancer is {saved['method']}, this optimizer's is {method}"
+        estimator, theirs = type(self.gramian_estimator).__name__, saved.get("estimator", "")
+        if theirs not in ("", estimator):
+            return f"the checkpoint's Gramian estimator is {theirs}, this optimizer's is {estimator}"
         names = self._objective_names or self._committed.names
         if not isinstance(saved["names"], list):
             return f"names of the balancing state is {saved['names']!r}, which is no list"

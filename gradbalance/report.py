@@ -57,6 +57,28 @@ class BalanceReport:
         return torch.tensor(self._state.norms, dtype=torch.float64)
 
     @cached_property
+    def signal(self) -> Tensor:
+        """⟨s_k, s_l⟩ of the expected gradients as the balancer is told, shape (K, K), float64.
+
+        It is the Gramian estimator's estimate, floored and made valid. NaN for objectives without gradient in the
+        refresh, and for all where none is estimated.
+        """
+        if not self._state.signal:
+            return torch.full((len(self.names), len(self.names)), torch.nan, dtype=torch.float64)
+        signal = torch.tensor(self._state.signal, dtype=torch.float64)
+        known = signal.diagonal() > 0
+        return torch.where(known.unsqueeze(0) & known.unsqueeze(1), signal, torch.nan)
+
+    @cached_property
+    def signal_to_noise(self) -> Tensor:
+        """√(U_kk / N_kk), the part of ‖g_k‖ that is signal, shape (K,), before flooring; 0 where U_kk was negative.
+
+        NaN where the estimator knows nothing yet, and for all if it estimates no signal.
+        """
+        ratios = torch.tensor(self._state.signal_to_noise or [-1.0] * len(self.names), dtype=torch.float64)
+        return torch.where(ratios < 0, torch.nan, ratios)
+
+    @cached_property
     def cosines(self) -> Tensor:
         """cos(g_k, g_l), shape (K, K); NaN where a gradient is zero or absent."""
         norms = self._measured_norms
@@ -109,6 +131,8 @@ class BalanceReport:
     def as_dict(self, prefix: str = "balance/") -> dict[str, float]:
         """Flat floats for any logger; NaN where an objective is absent or without gradient.
 
+        With a Gramian estimator that estimates it, also ``signal_norm``, √U_kk, and ``signal_to_noise``.
+
         Args:
             prefix: Put before every key.
         """
@@ -121,6 +145,10 @@ class BalanceReport:
             ("update_cosine", self.update_cosines),
         ):
             values |= {f"{label}/{name}": value for name, value in zip(self.names, vector.tolist(), strict=True)}
+        if self._state.signal:
+            signal, ratios = self.signal.diagonal().sqrt().tolist(), self.signal_to_noise.tolist()
+            values |= {f"signal_norm/{name}": value for name, value in zip(self.names, signal, strict=True)}
+            values |= {f"signal_to_noise/{name}": value for name, value in zip(self.names, ratios, strict=True)}
         cosines = self.cosines.tolist()
         for k, name in enumerate(self.names):
             values |= {f"cosine/{name}|{other}": cosines[k][k + 1 + i] for i, other in enumerate(self.names[k + 1 :])}

@@ -7,7 +7,7 @@ is replaced as a whole when a step commits, never changed in place: a checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -33,6 +33,10 @@ class BalanceState:
         doubtful: Whether ``zeros`` has just changed, so that the next step must look again.
         method: The balancer's class: weights of one method mean nothing to another.
         balancer: The balancer's own state.
+        estimator: The Gramian estimator's class; empty in states from before there were any.
+        estimates: The estimator's own state.
+        signal: U of the last refresh, the Gramian of the expected gradients; empty if the estimator estimates none.
+        signal_to_noise: √(U_kk / N_kk) as the estimator knows it; −1 where it does not know it, empty as ``signal``.
     """
 
     step: int = 0
@@ -48,6 +52,10 @@ class BalanceState:
     doubtful: bool = False
     method: str = ""
     balancer: dict[str, Any] = field(default_factory=dict)
+    estimator: str = ""
+    estimates: dict[str, Any] = field(default_factory=dict)
+    signal: list[list[float]] = field(default_factory=list)
+    signal_to_noise: list[float] = field(default_factory=list)
 
     def named(self, names: Sequence[str], *, simplex: bool) -> BalanceState:
         """The state for K named objectives that have not been seen: equal shares on the simplex, else zeros."""
@@ -67,7 +75,7 @@ class BalanceState:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> BalanceState:
+    def from_dict(cls, values: Mapping[str, Any]) -> BalanceState:
         """The state from :meth:`to_dict`; keys a later version added are ignored, missing ones take their default."""
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
@@ -83,10 +91,13 @@ class BalanceState:
             if type(value) is not type(getattr(default, f.name)):
                 raise ValueError(f"{f.name} of the balancing state is {value!r}, which is no {f.type}")
         count = len(self.names)
-        for name in ("weights", "norms", "coefficients", "solved", "gramian"):
+        for name in ("weights", "norms", "coefficients", "solved", "gramian", "signal", "signal_to_noise"):
             row = getattr(self, name)
-            numbers = [number for part in row for number in part] if name == "gramian" else row
-            wanted = count * count if name == "gramian" else count
+            square = name in ("gramian", "signal")
+            numbers = [number for part in row for number in part] if square else row
+            wanted = count * count if square else count
+            if not numbers and name in ("signal", "signal_to_noise"):
+                continue
             if len(numbers) != wanted or not all(isinstance(number, float | int) for number in numbers):
                 raise ValueError(f"{name} of the balancing state is {row!r}, which is not {wanted} numbers")
         return self

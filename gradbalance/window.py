@@ -17,6 +17,8 @@ from torch import Tensor
 from gradbalance.balancers import Balancer
 from gradbalance.coefficients import follow, measured, solve
 from gradbalance.devices import together
+from gradbalance.estimators import GramianEstimator
+from gradbalance.estimators.base import in_blocks, total
 from gradbalance.matching import match
 from gradbalance.measurement import Measurement
 from gradbalance.objectives import Objectives
@@ -48,11 +50,15 @@ class Window:
         ranks: The processes that train together.
         refresh: Whether the step measures the gradients and solves; else it uses the state's coefficients.
         look: Whether it measures only to see who reaches what, and solves only if that has changed.
+        parts: In how many parts a refresh keeps the micro-batches' gradients.
+        past: K rows of averages of past gradients, for an estimator that compares a refresh's gradients with them.
 
     Attributes:
         state: What ``step`` is to commit.
         open: Whether more micro-batches are to come.
         nonfinite: Names of what was found NaN or infinite.
+        newest: The weight of each objective's gradient in the new average of its past ones; None if there is none.
+        gradients: The K gradients that go into these averages, one entry a parameter, over the shared ones.
     """
 
     def __init__(
@@ -64,6 +70,8 @@ class Window:
         *,
         refresh: bool,
         look: bool = False,
+        parts: int = 1,
+        past: Sequence[Sequence[Tensor | None]] = (),
     ) -> None:
         self.state = state
         self.refresh = refresh
@@ -74,7 +82,9 @@ class Window:
         self._trainable = [p for p in parameters if p.requires_grad]
         self._shared_of = shared_of
         self._ranks = ranks
-        self._measurement = Measurement(state.names, parameters, ranks) if refresh else None
+        self.newest: list[float] | None = None
+        self.gradients: list[list[Tensor | None]] = []
+        self._measurement = Measurement(state.names, parameters, ranks, parts=parts, past=past) if refresh else None
         self._micro_batches = 0
         self._presence: Tensor
         self._values: Tensor
@@ -129,7 +139,7 @@ class Window:
             self._forget()
         self.add(given, regularizer, last=last, limit=None)
 
-    def solve(self, balancer: Balancer, ema_decay: float) -> None:
+    def solve(self, balancer: Balancer, estimator: GramianEstimator, ema_decay: float) -> None:
         """End the measuring: Gramian and coefficients. If something is not finite, ``nonfinite`` names it."""
         measurement, state = self._measurement, self.state
         assert measurement is not None
@@ -140,9 +150,11 @@ class Window:
         state = replace(state, reach=reach, zeros=zeros, doubtful=doubtful)
         shared = self._shared_of(state)
         if shared != before:
-            # Norms measured over other parameters say nothing about these.
-            state = replace(state, solved=[False] * len(state.names))
-        gramian, squares, losses, regularizer = measurement.numbers(shared, self._values, self._regularizer)
+            # What was measured over other parameters says nothing about these.
+            estimates = estimator.fresh().state_dict()
+            state = replace(state, solved=[False] * len(state.names), estimates=estimates)
+        products, counts, squares, losses, regularizer = measurement.numbers(shared, self._values, self._regularizer)
+        gramian = torch.from_numpy(total(in_blocks(products.numpy(), len(state.names)), estimator.parts))
         finite = gramian.diagonal().isfinite() & squares[:-1].isfinite() & losses.isfinite()
         checked = zip(state.names, measurement.present, finite.tolist(), strict=True)
         self.nonfinite += [name for name, here, ok in checked if here and not ok]
@@ -151,13 +163,21 @@ class Window:
         self._presence, self._values = torch.tensor(measurement.present), losses
         if self._look and shared == before:
             self.refresh = False
+        elif not self.nonfinite and not bool((gramian.diagonal() > 0).any()):
+            state = measured(state, gramian, measurement.present)  # no gradient is left: there is nothing to solve
         elif not self.nonfinite and self.open and not balancer.uses_gradients:
             self._losses_to_come = True  # some of them, and a method that lives on losses must see whole sums
             state = measured(state, gramian, measurement.present)
         elif not self.nonfinite:
+            estimator.load_state_dict(state.estimates)
+            estimate = estimator.estimate(products.numpy(), counts.numpy())
+            state = replace(state, estimates=estimator.state_dict())
             losses = torch.where(self._presence, losses, torch.nan)
             present = measurement.present
-            state = solve(state, balancer, gramian, present=present, losses=losses, ema_decay=ema_decay)
+            state = solve(state, balancer, gramian, estimate, present=present, losses=losses, ema_decay=ema_decay)
+            if estimate.newest is not None:
+                self.newest = estimate.newest.tolist()
+                self.gradients = measurement.kept(shared)
         self.state = state
 
     def write(self) -> None:

@@ -1,12 +1,11 @@
 """Balancers: from the Gramian of K gradients to the K coefficients of the update, one method per file."""
 
-import difflib
-import inspect
 from typing import Any
 
 from gradbalance.balancers.aligned_mtl import AlignedMTL
 from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.ca_grad import CAGrad
+from gradbalance.balancers.common_part import CommonPart
 from gradbalance.balancers.con_fig import ConFIG
 from gradbalance.balancers.cr_mogm import CRMOGM
 from gradbalance.balancers.db_mtl import DBMTL
@@ -37,6 +36,7 @@ from gradbalance.balancers.uncertainty_weighting import UncertaintyWeighting
 from gradbalance.balancers.uniform import Uniform
 from gradbalance.balancers.upgrad import UPGrad
 from gradbalance.balancers.weighted_sum import WeightedSum
+from gradbalance.naming import make
 
 __all__ = [
     "CRMOGM",
@@ -52,6 +52,7 @@ __all__ = [
     "AlignedMTL",
     "Balancer",
     "CAGrad",
+    "CommonPart",
     "ConFIG",
     "DualProj",
     "ExcessMTL",
@@ -79,6 +80,7 @@ __all__ = [
 _BALANCERS: dict[str, type[Balancer]] = {
     "aligned_mtl": AlignedMTL,
     "ca_grad": CAGrad,
+    "common_part": CommonPart,
     "config": ConFIG,
     "cr_mogm": CRMOGM,
     "db_mtl": DBMTL,
@@ -128,15 +130,4 @@ def get(name: str, **options: Any) -> Balancer:
         ValueError: no balancer has this name.
         TypeError: the balancer has no such option, or needs one that is missing.
     """
-    if name not in _BALANCERS:
-        near = difflib.get_close_matches(str(name).lower(), available())
-        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-        raise ValueError(f"no balancer is called {name!r}; {hint}available: {', '.join(available())}")
-    known = inspect.signature(_BALANCERS[name]).parameters
-    for option in options:
-        if option not in known:
-            raise TypeError(f"balancer {name!r} has no option {option!r}; its options: {', '.join(known)}")
-    for option, parameter in known.items():
-        if parameter.default is parameter.empty and option not in options:
-            raise TypeError(f"balancer {name!r} needs the option {option!r}; its options: {', '.join(known)}")
-    return _BALANCERS[name](**options)
+    return make("balancer", _BALANCERS, name, options)

@@ -4,18 +4,15 @@ The Gramian M_kl = ⟨g_k, g_l⟩ holds all that the methods here need to know a
 sees the P parameters and can be used, and tested, with no optimizer.
 """
 
-import inspect
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 from torch import Tensor
 
 from gradbalance.solvers.checks import check_gramian
+from gradbalance.stateful import Stateful
 
 
-class Balancer(ABC):
+class Balancer(Stateful, ABC):
     """Gramian in, coefficients out.
 
     The work is in two steps because optimizers that smooth over time smooth the first one's result:
@@ -24,18 +21,19 @@ class Balancer(ABC):
     A row of the Gramian that is zero, relative to the largest, is an objective that is absent or has no gradient: it
     must not change the coefficients of the others.
 
-    What a method remembers from call to call are the attributes that ``STATE`` names: plain numbers or lists of them,
-    replaced at each call and never changed in place.
+    What a method remembers from call to call is described at :class:`~gradbalance.stateful.Stateful`.
 
     Attributes:
         simplex: True if ``weights`` are non-negative with sum 1. An objective absent from a step then keeps its share.
         uses_gradients: False if ``weights`` looks at the losses alone. An optimizer then need not measure gradients to
             bring the coefficients up to date.
+        uses_signal: True if the method tells the noisy Gramian and ``signal`` apart. An optimizer that estimates a
+            signal gives it both; any other method it gives the signal as its Gramian.
     """
 
     simplex: bool = False
     uses_gradients: bool = True
-    STATE: ClassVar[tuple[str, ...]] = ()
+    uses_signal: bool = False
 
     @abstractmethod
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
@@ -82,35 +80,3 @@ class Balancer(ABC):
         if signal is not None and signal.shape != gramian.shape:
             raise ValueError(f"signal must have the gramian's shape {tuple(gramian.shape)}, got {tuple(signal.shape)}")
         return self.scale(self.weights(gramian, losses, signal), gramian)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a bit-equal resume needs, as plain Python values."""
-        return {name: getattr(self, name) for name in self.STATE}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned.
-
-        Raises:
-            ValueError: the keys are not this balancer's, or a value is not what its key stands for, finite
-            numbers or a list of them. Nothing is restored then.
-        """
-        if state_dict.keys() != set(self.STATE):
-            raise ValueError(
-                f"state_dict is not one of {type(self).__name__}: expected keys {sorted(self.STATE)}, "
-                f"got {sorted(state_dict)}"
-            )
-        for name in self.STATE:
-            value = state_dict[name]
-            numbers = value if isinstance(value, list) else [value]
-            if type(value) is not type(getattr(self, name)) or not all(map(_finite, numbers)):
-                raise ValueError(f"state_dict of {type(self).__name__}: {name} is {value!r}")
-        for name in self.STATE:
-            setattr(self, name, state_dict[name])
-
-    def __repr__(self) -> str:
-        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in inspect.signature(type(self)).parameters)
-        return f"{type(self).__name__}({options})"
-
-
-def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)

@@ -24,6 +24,7 @@ class Wrapping(Balancer):
         self.balancer = get(balancer) if isinstance(balancer, str) else balancer
         self.simplex = self.balancer.simplex
         self.uses_gradients = self.balancer.uses_gradients
+        self.uses_signal = self.balancer.uses_signal
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a bit-equal resume needs; the inner balancer's keys begin with ``balancer.``."""

@@ -11,8 +11,9 @@ from tests.gradbalance.models import LinearLosses
 
 
 def those(promise=lambda entry: True):
-    """The balancers that promise something; not those whose options say how many objectives there are."""
-    names = [name for name in available() if name not in ("sequential", "grouped")]
+    """The balancers that promise something; not those whose options say how many objectives there are, or whose last
+    objective is of another kind."""
+    names = [name for name in available() if name not in ("sequential", "grouped", "common_part")]
     return pytest.mark.parametrize("balancer", [name for name in names if promise(EVERY[name])])
 
 
