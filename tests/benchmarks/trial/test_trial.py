@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.trial import job as job_module
@@ -226,3 +227,15 @@ def test_a_conflict_is_a_negative_cosine_of_any_reward_that_is_there():
 
 def test_scale_without_specialists_says_nothing():
     assert math.isnan(Scale.of({"redness": []}).worst({"redness": 1.0}))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_rate")
+def test_two_processes_at_a_time(config_file, tmp_path):
+    """The tiny pipeline and real rewards: stubs do not reach the other processes."""
+    settings = yaml.safe_load(config_file.read_text()) | {"pipeline": "tiny", "rewards": ["tidiness", "framing"]}
+    config_file.write_text(yaml.safe_dump(settings))
+    folder = tmp_path / "runs"
+    assert run(config_file, folder, "--seeds", "1", "--methods", "marble", "--regimes", "units", "--jobs", "2") == 0
+    found = [json.loads((folder / name).read_text()) for name in files(folder)]
+    assert [result["status"] for result in found] == ["done"] * 6, [r.get("error") for r in found]
