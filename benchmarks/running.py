@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +56,13 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         return _list(plan, options, console)
     plan.store.bind(config.model_dump(mode="json"))
     failed = made = 0
-    for title, jobs in plan.stages():
-        missing = plan.store.missing(jobs, retry=options.retry)
-        for number, (job, result) in enumerate(_perform_all(plan, config, missing, options.jobs), start=1):
-            made, failed = made + 1, failed + (result["status"] != "done")
-            ending = f"{result['seconds']:.0f} s" if result["status"] == "done" else f"FAILED: {result['error']}"
-            console.print(f"{title} {number}/{len(missing)}: {job}: {ending}", highlight=False, soft_wrap=True)
+    with _processes(options.jobs) as pool:
+        for title, jobs in plan.stages():
+            missing = plan.store.missing(jobs, retry=options.retry)
+            for number, (job, result) in enumerate(_perform_all(plan, config, missing, pool), start=1):
+                made, failed = made + 1, failed + (result["status"] != "done")
+                ending = f"{result['seconds']:.0f} s" if result["status"] == "done" else f"FAILED: {result['error']}"
+                console.print(f"{title} {number}/{len(missing)}: {job}: {ending}", highlight=False, soft_wrap=True)
     console.print(f"{made} runs made, {failed} failed; everything is in {plan.store.folder}", soft_wrap=True)
     return {"made": made, "failed": failed}
 
@@ -102,21 +105,43 @@ def _list(plan: Plan, options: argparse.Namespace, console: Console) -> dict[str
     return {"missing": total, "hours": hours}
 
 
-def _perform_all(plan: Plan, config: Config, jobs: list[Job], workers: int) -> Iterator[tuple[Job, Result]]:
-    """The runs' results as they come."""
+def _perform_all(
+    plan: Plan, config: Config, jobs: list[Job], pool: ProcessPoolExecutor | None
+) -> Iterator[tuple[Job, Result]]:
+    """The runs' results as they come; without a pool one after the other in this process."""
     from benchmarks.trial.job import perform
 
     tasks = [(job, config, plan.store, plan.weights(job), plan.experts(job)) for job in jobs]
-    if workers == 1:
+    if pool is None:
         for task in tasks:
             yield task[0], perform(*task)
         return
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            futures = {pool.submit(perform, *task): task[0] for task in tasks}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    futures = {pool.submit(perform, *task): task[0] for task in tasks}
+    for future in as_completed(futures):
+        yield futures[future], future.result()
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[ProcessPoolExecutor | None]:
+    """So many processes of one thread each, which end with this one; None for a single one."""
+    if count == 1:
+        yield None
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # theirs
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Otherwise the processes of a killed trial would wait for work for ever."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from benchmarks.trial.distil import Distilled, adapters_of
 from benchmarks.trial.methods import DISTILLED, METHODS, PLAIN_SUM, PUBLISHED, TRAINER, method_settings, reward_of
@@ -82,7 +81,7 @@ def _run(job: Job, base: Config, store: Store, weights: list[float] | None, expe
     step = Distilled(trainer, adapters_of(experts)).step if build == DISTILLED else trainer.step
     found["curve"] = _train(trainer, held_out, step)
     if reward_of(job.method):
-        save_file(trainer.policy.state_dict(), store.adapters(job))
+        store.write_adapters(job, trainer.policy.state_dict())
     return found
 
 
@@ -90,15 +89,18 @@ def _train(trainer: Trainer, held_out: HeldOut, step: Callable[[], Any]) -> list
     """All steps of a run; returns the measured points: step, rewards in their own units, cosines."""
     steps = trainer.config.steps
     marks = {round(steps * i / MEASURES) for i in range(1, MEASURES + 1)}
-    curve = [_point(trainer, held_out)]
+    curve, before = [_point(trainer, held_out)], _copy(trainer)
     while trainer.done < steps:
-        measures = trainer.done + 1 in marks
-        before = [parameter.detach().clone() for parameter in trainer.policy.parameters] if measures else []
         step()
-        if measures:
-            change = [p.detach() - old for p, old in zip(trainer.policy.parameters, before, strict=True)]
+        if trainer.done in marks:
+            change = [now - old for now, old in zip(_copy(trainer), before, strict=True)]
             curve.append(_point(trainer, held_out, change))
+            before = _copy(trainer)
     return curve
+
+
+def _copy(trainer: Trainer) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in trainer.policy.parameters]
 
 
 def _point(trainer: Trainer, held_out: HeldOut, change: list[torch.Tensor] | None = None) -> dict[str, Any]:

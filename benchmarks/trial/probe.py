@@ -1,4 +1,4 @@
-"""What an applied update does to each reward: its cosine with the reward's gradient on pictures it has not seen."""
+"""What applied updates do to each reward: the cosine of the parameters' change with the reward's gradient elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cosines(
         trainer: Its loss is used; neither its weights nor its optimizer change.
         held_out: Pictures of the averaged policy, with all K rewards.
         groups: Shape (N,), the prompt of each picture.
-        change: θ after minus θ before a step, one tensor per parameter.
+        change: θ after minus θ before some steps, one tensor per parameter.
 
     Returns:
         For each batch K cosines; None where a reward tells no two of its pictures apart, or nothing has changed.

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
+
 from benchmarks.output import write_json
 
 Result = dict[str, Any]
@@ -74,6 +77,12 @@ class Store:
         path = self.path(job)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"job": asdict(job), **result})
+
+    def write_adapters(self, job: Job, tensors: dict[str, torch.Tensor]) -> None:
+        """Leave a specialist's LoRA weights, whole or not at all."""
+        path = self.adapters(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path)
 
     def read(self, job: Job) -> Result | None:
         """A run's result, None if it has not been made."""

@@ -132,17 +132,19 @@ def markdown(summary: dict[str, Any], command: str) -> str:
             "",
             "| method | seeds | lr | " + " | ".join(names) + " | worst | area | conflicts |",
         ]
-        lines += ["|---" * (len(names) + 6) + "|"]
+        lines += ["|---" * (len(names) + 7) + "|"]
         start = " | ".join(f"{found['start'][name]:.3f}" for name in names)
-        lines += [f"| *start* | | | {start} | 0 | 0 | |"]
+        lines += [f"| *start* | | | {start} | 0 | 0 | | |"]
         experts = " | ".join(_cell(found[SPECIALISTS]["changes"][name], "+.3f") for name in names)
-        lines += [f"| *each reward's specialist* | | | {experts} | 1 | | |"]
+        lines += [f"| *each reward's specialist* | | | {experts} | 1 | | | |"]
         for method, row in sorted(found["methods"].items(), key=lambda item: -item[1]["worst"][0]):
             changes = " | ".join(_cell(row["changes"][name], "+.3f") for name in names)
             measures = " | ".join(
                 _cell(row[key], form) for key, form in (("worst", "+.2f"), ("area", "+.2f"), ("conflicts", ".2f"))
             )
-            lines += [f"| {method} | {row['seeds']} | {row['lr']:g} | {changes} | {measures} |"]
+            known = [cosine for cosine in row["cosines"].values() if cosine is not None]
+            smallest = f"{min(known):+.3f}" if known else ""
+            lines += [f"| {method} | {row['seeds']} | {row['lr']:g} | {changes} | {measures} | {smallest} |"]
     if summary["failed"]:
         lines += ["", "## Runs that failed", "", *(f"- {job}: {error}" for job, error in summary["failed"].items())]
     lines += ["", "Methods:", "", *(f"- **{name}**: {method.about}." for name, method in METHODS.items())]
