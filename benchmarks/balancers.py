@@ -2,7 +2,8 @@
 
 All methods take turns on the same Gramians, so that noise of the machine hits them alike; of a few calls in a row on
 one Gramian the fastest counts, the median is over Gramians. Three families of gradients: independent ones, ones that
-mostly agree, and ones in conflict (each pair has a negative inner product).
+mostly agree, and ones in conflict (each pair has a negative inner product). Methods that tell signal from noise get
+these as signals, and the Gramian of the same gradients under noise of twice to four times their size.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gradbalance.balancers import Balancer
 Array = NDArray[np.float64]
 
 REPEATS = 5
-METHODS = sorted([*balancers.available(), "marble, ceiling"])
+METHODS = sorted([*balancers.available(), "marble, ceiling", "noise_aware, nash"])
 
 
 def _independent(rng: np.random.Generator, k: int) -> Array:
@@ -85,16 +86,19 @@ def measure(methods: list[str], objectives: int, *, draws: int) -> dict[str, dic
         times: dict[str, list[float]] = {name: [] for name in methods}
         for _ in range(draws):
             gradients = draw(rng, objectives)
-            gramian = torch.from_numpy(gradients @ gradients.T)
+            noise = rng.standard_normal(gradients.shape) * rng.uniform(2.0, 4.0, (objectives, 1))
+            signal = torch.from_numpy(gradients @ gradients.T)
+            noisy = signal + torch.from_numpy(noise @ noise.T)
             losses = torch.from_numpy(rng.uniform(0.5, 2.0, objectives))
             for name, balancer in balancer_of.items():
-                times[name].append(min(_seconds(balancer, gramian, losses) for _ in range(REPEATS)))
+                seen = (noisy, losses, signal) if balancer.uses_signal else (signal, losses)
+                times[name].append(min(_seconds(balancer, *seen) for _ in range(REPEATS)))
         for name in methods:
             medians[name][family] = 1e6 * statistics.median(times[name])
     return medians
 
 
-def _seconds(balancer: Balancer, gramian: Tensor, losses: Tensor) -> float:
+def _seconds(balancer: Balancer, *seen: Tensor) -> float:
     start = time.perf_counter()
-    balancer.coefficients(gramian, losses)
+    balancer.coefficients(*seen)
     return time.perf_counter() - start

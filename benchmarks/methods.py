@@ -15,8 +15,9 @@ WITH_OPTIONS: dict[str, Callable[[int], Balancer]] = {
         "grouped", balancer="marble", groups=[list(range(k))[i::2] for i in range(min(k, 2))]
     ),
     "marble, ceiling": lambda k: balancers.get("marble", ceiling=min(1.0, 1.5 / k)),
+    "noise_aware, nash": lambda k: balancers.get("noise_aware", fairness=1.0),
 }
-"""K -> a balancer, for those that have no defaults, and for one that takes another solver than its defaults do."""
+"""K -> a balancer, for those that have no defaults, and for two that take another solver than their defaults do."""
 
 PICTURED = [name for name in balancers.available() if name != "common_part"]
 """The balancers whose update can be drawn: all objectives of theirs are objectives."""

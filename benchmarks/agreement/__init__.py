@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.agreement import losses, projecting, solving
+from benchmarks.agreement import losses, noise, projecting, solving
 
-PAIRS: dict[tuple[str, str], Callable[[], float]] = {**losses.PAIRS, **projecting.PAIRS, **solving.PAIRS}
+PAIRS: dict[tuple[str, str], Callable[[], float]] = {**losses.PAIRS, **projecting.PAIRS, **solving.PAIRS, **noise.PAIRS}
 """(method, oracle) -> the function that measures their difference."""
 
 EXPLAINED: dict[tuple[str, str], str] = {**projecting.EXPLAINED, **solving.EXPLAINED}

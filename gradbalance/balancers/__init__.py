@@ -26,6 +26,7 @@ from gradbalance.balancers.mgda import MGDA
 from gradbalance.balancers.moco import MoCo
 from gradbalance.balancers.modo import MoDo
 from gradbalance.balancers.nash_mtl import NashMTL
+from gradbalance.balancers.noise_aware import NoiseAware
 from gradbalance.balancers.pcgrad import PCGrad
 from gradbalance.balancers.rlw import RLW
 from gradbalance.balancers.sdm_grad import SDMGrad
@@ -65,6 +66,7 @@ __all__ = [
     "MoCo",
     "MoDo",
     "NashMTL",
+    "NoiseAware",
     "PCGrad",
     "SDMGrad",
     "Sequential",
@@ -101,6 +103,7 @@ _BALANCERS: dict[str, type[Balancer]] = {
     "moco": MoCo,
     "modo": MoDo,
     "nash_mtl": NashMTL,
+    "noise_aware": NoiseAware,
     "pcgrad": PCGrad,
     "rlw": RLW,
     "sdm_grad": SDMGrad,

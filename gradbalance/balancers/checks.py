@@ -75,6 +75,13 @@ def vector(name: str, values: Sequence[float] | Tensor, *, positive: bool = Fals
     return list(map(float, found.tolist()))
 
 
+def normalised(name: str, values: Sequence[float] | Tensor) -> list[float]:
+    """Check that an option holds K numbers > 0, of which only ratios matter, and scale them to mean 1."""
+    found = vector(name, values, positive=True)
+    mean = sum(found) / len(found)
+    return [value / mean for value in found]
+
+
 def sized(name: str, values: Sequence[float], size: int) -> Array:
     """Return an option's K numbers as an array; raises ValueError if there are not as many as objectives."""
     if len(values) != size:

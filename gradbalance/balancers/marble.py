@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import Array, array, choice, number, sized, vector
+from gradbalance.balancers.checks import Array, array, choice, normalised, number, sized
 from gradbalance.solvers import SOLVERS, min_norm
 from gradbalance.solvers.checks import active_rows
 from gradbalance.solvers.constraints import Constraints
@@ -52,7 +52,7 @@ class Marble(Balancer):
         ceiling: float = 1.0,
         constraints: Constraints | None = None,
     ) -> None:
-        self.preference = None if preference is None else _normalised(preference)
+        self.preference = None if preference is None else normalised("preference", preference)
         self.floor = number("floor", floor, "[0, 1]")
         self.solver: str = choice("solver", solver, SOLVERS)
         self.ceiling = number("ceiling", ceiling, "(0, 1]")
@@ -85,9 +85,3 @@ class Marble(Balancer):
         if self.preference is None:
             return lengths
         return lengths * sized("preference", self.preference, len(norms))
-
-
-def _normalised(preference: Sequence[float] | Tensor) -> list[float]:
-    values = vector("preference", preference, positive=True)
-    mean = sum(values) / len(values)
-    return [value / mean for value in values]

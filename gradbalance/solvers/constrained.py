@@ -65,9 +65,9 @@ def solve(gramian: Array, polytope: Polytope, guess: Array) -> Array:
         return polytope.nearest(guess)
     norms, c, scaled, start = scaled_form(gramian, polytope, guess)
     unit = gramian / (norms[:, None] * norms)
-    beta = _guess_and_correct(unit, np.zeros(len(c)), scaled, guess / c, unique=True)
+    beta = guess_and_correct(unit, np.zeros(len(c)), scaled, guess / c, unique=True)
     if beta is None:
-        beta = _proximal(unit, scaled, (polytope.nearest(guess) if start is None else start) / c)
+        beta = proximal(unit, scaled, (polytope.nearest(guess) if start is None else start) / c)
     return c * beta
 
 
@@ -95,7 +95,7 @@ def scaled_form(gramian: Array, polytope: Polytope, guess: Array) -> tuple[Array
     return norms, c, polytope.scaled(c), start
 
 
-def _guess_and_correct(unit: Array, pull: Array, polytope: Polytope, guess: Array, *, unique: bool) -> Array | None:
+def guess_and_correct(unit: Array, pull: Array, polytope: Polytope, guess: Array, *, unique: bool) -> Array | None:
     """Minimise ½ xᵀUx − pullᵀx by looking for the inequalities that hold with equality.
 
     Returns:
@@ -134,13 +134,13 @@ def _guess_and_correct(unit: Array, pull: Array, polytope: Polytope, guess: Arra
     return np.asarray(solution[:size], dtype=np.float64) if trusted else None
 
 
-def _proximal(unit: Array, polytope: Polytope, start: Array) -> Array:
+def proximal(unit: Array, polytope: Polytope, start: Array) -> Array:
     """Find the optimal β of least Euclidean norm: a small ridge, then taken away by centring it on the last answer."""
     eigenvalues, vectors = np.linalg.eigh(unit)
     ridged = (vectors * (np.maximum(eigenvalues, 0.0) + RIDGE)) @ vectors.T
     x, last = start, np.zeros(len(unit))
     for _ in range(STEPS):
-        found = _guess_and_correct(ridged, RIDGE * last, polytope, x, unique=False)
+        found = guess_and_correct(ridged, RIDGE * last, polytope, x, unique=False)
         x = _descend(ridged, RIDGE * last, polytope, x) if found is None else found
         if RIDGE * abs(x - last).max() <= SOLVED * max(1.0, abs(x).sum()):
             break

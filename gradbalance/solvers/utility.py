@@ -22,8 +22,11 @@ from gradbalance.solvers.exact import Array
 STATIONARY = 1e-7
 """Convex combinations of unit vectors no longer than this vanish: the root of float64's rounding, with room."""
 
-CONVERGED = 1e-8
+CONVERGED = 1e-7
 """After a relative step of this size the next would be of about its square."""
+
+FAR, NEAR = 1.0, 0.3
+"""After a relative step longer than the first the ray is looked at; one no longer than the second, over q, is right."""
 
 STEPS = 100
 """Most Newton steps; about 5 are needed, a few more near a stationary point."""
@@ -51,17 +54,18 @@ def fair_weights(unit: Array, w: Array, p: float) -> Array:
     shortest = exact.solve(unit, np.ones(len(w)))
     if shortest @ unit @ shortest > STATIONARY**2:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            beta = _solution(unit, w, p, shortest)
+            beta = solution(unit, w, p, shortest)
         if np.isfinite(beta).all():
             return beta
     return np.asarray(shortest * w.sum() ** (1.0 / (1.0 + p)))
 
 
-def _solution(unit: Array, w: Array, p: float, shortest: Array) -> Array:
+def solution(unit: Array, w: Array, p: float, feasible: Array) -> Array:
+    """Solve M̂β = w β^−p as ``fair_weights`` does, given some β with M̂β > 0, near which p < 1 starts to look."""
     start = w ** (1.0 / (1.0 + p))  # the answer for orthogonal vectors
     if p < 1.0:
         q = 1.0 / p
-        _, z = maximise(unit, unit, w**q, q, shortest)
+        _, z = maximise(unit, unit, w**q, q, feasible)
         start = (w / z) ** q
     return maximise(unit, np.eye(len(w)), w, p, start)[0]
 
@@ -80,20 +84,25 @@ def maximise(n: Array, a: Array, v: Array, q: float, start: Array) -> tuple[Arra
         x and z = Ax > 0, shape (K,) each. Where rounding leaves no better point, the last one.
     """
     x, z, last = start, a @ start, math.inf
-    z = np.where(z > 0, z, ROUNDING * z.max())
+    if z.min() <= 0:
+        z = np.where(z > 0, z, ROUNDING * z.max())
     for _ in range(STEPS):
         nx = n @ x
-        square = max(float(x @ nx), ROUNDING * float(abs(x).sum()) ** 2)
-        ray = ((v @ z ** (1.0 - q)) / square) ** (1.0 / (1.0 + q))
-        x, z, nx = ray * x, ray * z, ray * nx
+        if last > FAR:
+            square = max(float(x @ nx), ROUNDING * len(x) * float(x @ x))
+            ray = ((v @ z ** (1.0 - q)) / square) ** (1.0 / (1.0 + q))
+            x, z, nx = ray * x, ray * z, ray * nx
         pull = v * z**-q
         dx = _newton_step(n + (a.T * (q * pull / z)) @ a, pull @ a - nx)
         dz = a @ dx
-        size = abs(dz / z).max()
+        relative = dz / z
+        size = abs(relative).max()
         if CONVERGED < size < 1e-2 and size > last / 2:
             break  # so near a stationary point that rounding is all that is left
-        step = _step_length(float(dx @ nx), float(dx @ n @ dx), z, dz, pull, q)
-        x, z = x + step * dx, z + step * dz
+        if q * size > NEAR:
+            step = _step_length(float(dx @ nx), float(dx @ n @ dx), relative, dz, pull, q)
+            dx, dz = step * dx, step * dz
+        x, z = x + dx, z + dz
         if size <= CONVERGED:
             break
         last = size
@@ -109,12 +118,11 @@ def _newton_step(hessian: Array, slope: Array) -> Array:
         return np.zeros_like(slope)
 
 
-def _step_length(start: float, curvature: float, z: Array, dz: Array, pull: Array, q: float) -> float:
+def _step_length(start: float, curvature: float, relative: Array, dz: Array, pull: Array, q: float) -> float:
     """Shorten Newton's step until z stays positive and the utility does not fall steeply at its end.
 
-    The slope down along the step is, at t, start + t curvature − Σ_k v_k (z + t dz)_k^−q dz_k.
+    The slope down along the step is, at t, start + t curvature − Σ_k v_k (z + t dz)_k^−q dz_k; ``relative`` is dz / z.
     """
-    relative = dz / z
     step = min(1.0, 0.9 / max(-float(relative.min()), 1e-300))
     allowed = 0.1 * (pull @ dz - start)  # a tenth of the slope up at the beginning
     while start + step * curvature - (pull * (1.0 + step * relative) ** -q) @ dz > allowed and step > 1e-10:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gradbalance import BalancedOptimizer, BalanceReport, MarbleOptimizer, balancers
+from gradbalance import BalancedOptimizer, BalanceReport, MarbleOptimizer, balancers, estimators
 from integrations.diffusion_nft.advantages import group_advantages, summed_advantages, weighted_sum
 from integrations.diffusion_nft.config import Config, UserError, check_rewards
 from integrations.diffusion_nft.named_options import all_groups, resolve
@@ -109,6 +109,13 @@ class Method:
             if is_set:
                 raise UserError(f"{key} is a lever of balancing methods; method {config.method} has no use for it")
 
+    def _estimator(self) -> estimators.GramianEstimator:
+        name, options = self._config.balance.gramian_estimator, self._config.balance.estimator_options
+        try:
+            return estimators.get(name, **options)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"balance.estimator_options={options}: {' '.join(str(error).split())}") from None
+
     def optimizer(self, parameters: Sequence[torch.nn.Parameter]) -> BalancedOptimizer:
         """AdamW on the parameters, balanced by the method."""
         settings, balance = self._config.optimizer, self._config.balance
@@ -120,6 +127,7 @@ class Method:
             "shared_parameters": parameters,  # all of them, also in a step that only one objective is part of
             "refresh_every": self._config.weighted_sum.measure_every if self.is_sum else balance.refresh_every,
             "refresh_micro_batches": balance.refresh_micro_batches,
+            "gramian_estimator": self._estimator(),
         }
         if balance.ema_decay is not None and not self.is_sum:
             options["ema_decay"] = balance.ema_decay

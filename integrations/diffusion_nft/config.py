@@ -108,6 +108,10 @@ class Balance(Section):
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description="null: the method's own")
     refresh_every: int = Field(default=1, ge=1)
     refresh_micro_batches: Count | None = None
+    gramian_estimator: Literal["plain", "split", "history"] = Field(
+        default="plain", description="split compares micro-batches, history steps, to tell signal from noise"
+    )
+    estimator_options: dict[str, Any] = Field(default={}, description="the estimator's own, e.g. ema_decay")
     uniform_after: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="from this step on equal weights; null: never"
     )

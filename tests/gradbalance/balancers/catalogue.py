@@ -34,6 +34,7 @@ from gradbalance.balancers import (
     MoCo,
     MoDo,
     NashMTL,
+    NoiseAware,
     PCGrad,
     SDMGrad,
     Sequential,
@@ -108,6 +109,31 @@ MIN_NORM = {
     "mgda, loss": Entry(lambda k: MGDA("loss"), no_conflict=True, stationary=True),
     "mgda, loss+": Entry(lambda k: MGDA("loss+"), no_conflict=True, stationary=True),
 }
+
+NOISE_AWARE = {
+    "noise_aware": Entry(lambda k: NoiseAware(), invariant=True, no_conflict=True, stationary=True),
+    "noise_aware, preference": Entry(
+        lambda k: NoiseAware(preference=[1.0 + i for i in range(k)]),
+        invariant=True,
+        no_conflict=True,
+        equivariant=False,
+        stationary=True,
+        drops_zero=False,
+    ),
+    "noise_aware, hold": Entry(lambda k: NoiseAware(stationary="hold"), invariant=True),
+    "noise_aware, nash": Entry(lambda k: NoiseAware(1.0), invariant=True, no_conflict=True, stationary=True),
+    "noise_aware, 0.5": Entry(lambda k: NoiseAware(0.5), invariant=True, no_conflict=True, stationary=True),
+    "noise_aware, 3": Entry(lambda k: NoiseAware(3.0), invariant=True, no_conflict=True, stationary=True),
+    "noise_aware, nash and preference": Entry(
+        lambda k: NoiseAware(1.0, preference=[1.0 + i for i in range(k)]),
+        invariant=True,
+        no_conflict=True,
+        equivariant=False,
+        stationary=True,
+        drops_zero=False,
+    ),
+}
+"""No signal is handed in here, so N = U; with noise the promises are about expected gradients, in their own tests."""
 
 PROJECTING = {
     "pcgrad": Entry(lambda k: PCGrad(), equivariant=False, drops_zero=False),
@@ -244,6 +270,7 @@ EVERY: dict[str, Entry] = {
     **LOSS_DRIVEN,
     **NORM_DRIVEN,
     **MIN_NORM,
+    **NOISE_AWARE,
     **PROJECTING,
     **CLOSED_FORMS,
     **DESCENDING,

@@ -242,7 +242,7 @@ def test_both_ways_agree():
         m = gramian(unit(FAMILIES["many parameters"](rng, k))).numpy()
         region = simplex_with(np.zeros(k), 1.3 / k, None)
         even = np.full(k, 1 / k)
-        fast = constrained._guess_and_correct(m, np.zeros(k), region, even, unique=True)
+        fast = constrained.guess_and_correct(m, np.zeros(k), region, even, unique=True)
         assert fast is not None
         slow = constrained._descend(m, np.zeros(k), region, even)
         np.testing.assert_allclose(slow, fast, atol=1e-12)
