@@ -25,7 +25,8 @@ def past(optimizer: Optimizer, parameters: Sequence[Tensor], count: int) -> list
 def reserve(optimizer: Optimizer, parameters: Sequence[Tensor], count: int) -> None:
     """Make room: zeros for each parameter that has a gradient and no averages.
 
-    Others are left alone, as an inner optimizer takes a state that is not empty for its own.
+    DCP loads only what is there, so what is there must not depend on which parameters are shared. Those without a
+    gradient are left alone, as an inner optimizer takes a state that is not empty for its own.
     """
     for p in parameters:
         if p.grad is not None and KEY not in optimizer.state[p]:
@@ -38,15 +39,14 @@ def remember(
     rows: Sequence[Sequence[Tensor | None]],
     newest: Sequence[float],
 ) -> None:
-    """Move the averages.
+    """Move the averages of those parameters that have them.
 
     Args:
         optimizer: The inner optimizer, after its step.
-        parameters: All parameters whose past counts.
+        parameters: The parameters whose past counts.
         rows: The K gradients, one entry for each of these; None is zero.
         newest: The weight of each objective's gradient in its new average; 0 leaves it.
     """
-    reserve(optimizer, parameters, len(rows))
     with torch.no_grad():
         for parameter, column in zip(parameters, zip(*rows, strict=True), strict=True):
             averages = optimizer.state[parameter].get(KEY) if parameter in optimizer.state else None

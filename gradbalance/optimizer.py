@@ -58,7 +58,7 @@ class BalancedOptimizer(OptimizerWrapper):
             ``"split"``: noise is told from signal by comparing two parts of a refresh's micro-batches, so that a
             refresh holds 2·K gradients, not K. ``"history"``: by comparing with averages of the past gradients, for
             one micro-batch a step and one process; K buffers in the inner optimizer's state, and K gradients held
-            until ``step``. No estimator needs another reverse pass.
+            until ``step`` (give ``objective_names`` if DCP is to load them). None needs another reverse pass.
         shared_parameters: The parameters whose gradients are balanced; all others get the plain sum of the losses'
             gradients. Default: found from the graph: parameters that two or more objectives reach.
         objective_names: K names. Default: a dict's keys or an ``AffineLoss``'s names at the first ``backward``, else
@@ -267,7 +267,7 @@ class BalancedOptimizer(OptimizerWrapper):
         if window is None:
             result = self.inner.step()
             if self.gramian_estimator.uses_history and self._committed.names:
-                # So does DCP prepare an optimizer for loading, and it loads only what is there by then.
+                # DCP prepares an optimizer for loading with such a step.
                 history.reserve(self.inner, self._parameters(), len(self._committed.names))
             return True, result
         if window.open:
@@ -426,6 +426,7 @@ class BalancedOptimizer(OptimizerWrapper):
         if window.newest is not None:
             shared = zip(self._parameters(), self._shared(following), strict=True)
             chosen = [parameter for parameter, balanced in shared if balanced]
+            history.reserve(self.inner, self._parameters(), len(following.names))
             history.remember(self.inner, chosen, window.gradients, window.newest)
 
     def _commit(self, state: BalanceState) -> None:

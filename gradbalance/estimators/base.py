@@ -37,7 +37,8 @@ class GramianEstimator(Stateful, ABC):
         parts: A, into how many parts the micro-batches of a step are put, micro-batch i into part i mod A, so that
             their gradients stay apart: A·K gradients instead of K are held, by no more reverse passes.
         least_micro_batches: how many micro-batches it needs to learn something from a step.
-        uses_history: whether it is also given inner products with averages of the past gradients, K buffers.
+        uses_history: whether it is also given inner products with averages of the past gradients, K buffers; A is 1
+            then.
     """
 
     parts: int = 1

@@ -15,7 +15,7 @@ class HistoryGramian(Averaged):
     ḡ_l is the moving average of the past gradients of objective l (no bias to its beginning). This step's noise is
     independent of it, so while the parameters move slowly Û_kl = (⟨g_k, ḡ_l⟩ + ⟨ḡ_k, g_l⟩) / 2 has the expectation
     ⟨s_k, s_l⟩; where only one of the two has a past, its term alone. It needs no second micro-batch but K buffers of
-    the shared parameters' size, kept in the inner optimizer's state.
+    the parameters' size, kept in the inner optimizer's state.
 
     **What it assumes.** The gradients change little over the 1 / (1 − ``history_decay``) refreshes that ḡ looks back
     to: a gradient that turns makes Û too small. A step also moves the parameters by a bit of its own noise, which

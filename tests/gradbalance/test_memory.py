@@ -7,6 +7,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from gradbalance import MarbleOptimizer
+from gradbalance.estimators import SplitGramian
 
 COUNT = 4
 
@@ -88,3 +89,45 @@ def test_nothing_is_kept_and_nothing_extra_is_needed_between_refreshes(set_to_no
     assert not optimizer.report.refreshed
     assert peak <= base + 0.01 * size
     assert kept <= (1.01 if set_to_none else 0.01) * size
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_parts_need_a_gradient_an_objective_each(parts, set_to_none):
+    model, x = model_and_batch()
+    size = sum(p.numel() * 4 for p in model.parameters())
+    estimator = SplitGramian(parts=parts)
+    optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), gramian_estimator=estimator)
+
+    def plain():
+        for _ in range(4):
+            sum(losses_of(model, x)).backward()
+
+    def balanced():
+        for i in range(4):
+            optimizer.backward(losses_of(model, x), accumulate=i < 3)
+
+    clear(model, set_to_none)
+    base, _ = measure(plain)
+    clear(model, set_to_none)
+    peak, kept = measure(balanced)
+    assert peak - base <= 1.05 * (parts * COUNT + (not set_to_none)) * size
+    assert kept <= (1.01 if set_to_none else 0.01) * size
+
+
+def test_a_history_keeps_one_buffer_an_objective_and_the_gradients_until_the_step():
+    model, x = model_and_batch()
+    size = sum(p.numel() * 4 for p in model.parameters())
+    optimizer = MarbleOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), gramian_estimator="history")
+
+    def step():
+        optimizer.zero_grad()
+        optimizer.backward(losses_of(model, x))
+        optimizer.step()
+
+    clear(model, True)
+    _, kept = measure(step)
+    assert kept <= 1.01 * (1 + COUNT) * size  # with .grad
+    peak, kept = measure(step)
+    assert peak <= 1.05 * (1 + COUNT + 1) * size
+    assert kept <= 0.01 * size

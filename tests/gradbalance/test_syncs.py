@@ -6,7 +6,7 @@ A GPU works through a queue; whatever brings a number to the host empties it. Th
 import pytest
 import torch
 
-from gradbalance import AffineLoss, BalancedOptimizer, MarbleOptimizer, NonFiniteError
+from gradbalance import AffineLoss, BalancedOptimizer, MarbleOptimizer, NonFiniteError, estimators
 from gradbalance.balancers import available
 from tests.gradbalance.accelerator import DEVICE, Accelerator
 from tests.gradbalance.balancers.catalogue import EVERY
@@ -152,6 +152,21 @@ def test_a_refresh_reads_once_with_every_balancer(device, name):
     optimizer.backward(as_list(model, inputs(1)[0]))
     optimizer.step()
     assert len(device.reads) == 1
+
+
+@pytest.mark.parametrize("name", estimators.available())
+def test_a_refresh_reads_once_with_every_estimator(device, name):
+    model, optimizer = build(refreshed=False, refresh_every=1, gramian_estimator=name)
+    for _ in range(2):
+        data = inputs(3)
+        optimizer.zero_grad()
+        device.reads.clear()
+        for i, x in enumerate(data):
+            optimizer.backward(as_dict(model, x), accumulate=i + 1 < len(data))
+        optimizer.step()
+        assert len(device.reads) == 1
+        blocks = 1 if name == "plain" else 2
+        assert device.reads[0] <= blocks * K * (blocks * K + EXTRAS)
 
 
 def test_a_refresh_with_heads_reads_once(device):

@@ -31,7 +31,7 @@ class Run:
 def test_it_is_unbiased_and_the_plain_gramian_is_off_by_the_noise():
     problem = Quadratics(count=3, noise=1.5)
     signals, measured = [], []
-    for _ in range(1500):
+    for _ in range(800):
         run = Run(problem, ema_decay=0.8)
         for _ in range(4):
             run.step()

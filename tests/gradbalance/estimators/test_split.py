@@ -6,7 +6,7 @@ import pytest
 from gradbalance.estimators import SplitGramian
 from tests.gradbalance.estimators.noisy import Quadratics, gramian, mean_and_error
 
-DRAWS = 4000
+DRAWS = 1500
 
 
 def raw(estimator, size, name="signal"):
