@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,11 @@ def _stages(count: int, steps: int) -> Settings:
     return {"method": "sequential", "balance": {"options": {"stages": stages}, "refresh_every": steps}}
 
 
+def _noise_aware(fairness: float) -> Callable[[int, int], Settings]:
+    options = {"fairness": fairness, "stationary": "hold"}
+    return _config(method="noise_aware", balance={"gramian_estimator": "split", "options": options})
+
+
 METHODS: dict[str, Method] = {
     PLAIN_SUM: Method("one objective: the plain sum of the rewards", _config(method="weighted_sum"), sees_units=True),
     TUNED_SUM: Method(
@@ -62,6 +68,12 @@ METHODS: dict[str, Method] = {
     "pcgrad": Method("PCGrad on the rewards' gradients", _config(method="pcgrad")),
     "mgda": Method("MGDA: the min-norm point of the rewards' gradients", _config(method="mgda")),
     "marble": Method("MARBLE as this library does it", _config(method="marble")),
+    "marble_split": Method(
+        "MARBLE on de-noised gradients: signal norms and cosines from a split Gramian",
+        _config(method="marble", balance={"gramian_estimator": "split", "ema_decay": 0}),
+    ),
+    "noise_max_min": Method("noise-aware, largest least progress", _noise_aware(math.inf)),
+    "noise_nash": Method("noise-aware, Nash's bargain", _noise_aware(1.0)),
 }
 _SPECIALIST = "specialist-"
 

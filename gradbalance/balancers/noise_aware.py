@@ -207,7 +207,7 @@ def _serving(problem: _Problem) -> Array | None:
     try:
         equal = np.linalg.solve(progress, every)
         if abs(equal * share).max() <= MODERATE:
-            return equal
+            return np.asarray(equal, dtype=np.float64)
     except np.linalg.LinAlgError:
         pass
     return _shortest(problem, every)
