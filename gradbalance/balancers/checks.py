@@ -131,6 +131,25 @@ def loss_values(losses: Tensor | None, size: int, user: str) -> Array:
     return array(losses)
 
 
+def signal_values(signal: Tensor, size: int) -> Array:
+    """Return the signal as a symmetric array: a Gramian, but for a raw estimate that may be indefinite.
+
+    Raises:
+        TypeError: it is not a tensor of real numbers.
+        ValueError: it has not the shape (size, size), or an entry that is not finite; the message names the row.
+    """
+    if not isinstance(signal, Tensor) or not signal.is_floating_point():
+        found = signal.dtype if isinstance(signal, Tensor) else type(signal).__name__
+        raise TypeError(f"signal must be a real floating-point tensor of shape ({size}, {size}), got {found}")
+    if signal.shape != (size, size):
+        raise ValueError(f"signal must have the gramian's shape ({size}, {size}), got {tuple(signal.shape)}")
+    u = array(signal)
+    if np.count_nonzero(np.isfinite(u)) < u.size:
+        row = int((~np.isfinite(u)).any(axis=1).argmax())
+        raise ValueError(f"signal has non-finite values in row {row}: {u.tolist()}; put 0 where nothing is known")
+    return np.asarray((u + u.T) / 2)
+
+
 def array(tensor: Tensor) -> Array:
     """Return the values in float64; on K numbers numpy takes a third of torch's time."""
     values: Array = tensor.detach().to("cpu", torch.float64).numpy()
