@@ -2,7 +2,8 @@
 
 from gradbalance.affine import AffineLoss
 from gradbalance.diagnostics import applied_update
-from gradbalance.optimizer import BalancedOptimizer, MarbleOptimizer
+from gradbalance.marble import MarbleOptimizer
+from gradbalance.optimizer import BalancedOptimizer
 from gradbalance.report import BalanceReport
 from gradbalance.window import NonFiniteError
 
