@@ -154,6 +154,7 @@ class Method:
     def record(self, report: BalanceReport) -> dict[str, Any]:
         """A step's balance for metrics.jsonl; what was not measured in this step is null."""
         count, measured = len(self.rewards), report.refreshed
+        estimated = self._config.balance.gramian_estimator != "plain"
         cosines = report.update_cosines[:count]
 
         def by_name(values: torch.Tensor) -> dict[str, float]:
@@ -164,6 +165,7 @@ class Method:
             "coefficients": by_name(report.coefficients),
             "weights": by_name(report.weights),
             "refreshed": measured,
+            "signal_to_noise": by_name(report.signal_to_noise) if measured and estimated else None,
             "gradient_norms": by_name(report.gradient_norms) if measured else None,
             "cosines": report.cosines[:count, :count].tolist() if measured else None,
             "update_cosines": dict(zip(self.rewards, cosines.tolist(), strict=True)) if measured else None,
