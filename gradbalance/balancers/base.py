@@ -91,7 +91,7 @@ class Balancer(ABC):
 
         Raises:
             ValueError: the keys are not this balancer's, or a value is not what its key stands for, finite
-            numbers or a list of them. Nothing is restored then.
+                numbers or a list of them. Nothing is restored then.
         """
         if state_dict.keys() != set(self.STATE):
             raise ValueError(
