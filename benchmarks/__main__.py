@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import agreement, balancers, directions, paths, reporting, running, speed
+from benchmarks import agreement, balancers, directions, noise, paths, reporting, running, speed
 from benchmarks.output import write_json
 
 COMMANDS = {
@@ -17,6 +17,7 @@ COMMANDS = {
     "agreement": agreement,
     "directions": directions,
     "paths": paths,
+    "noise": noise,
     "run": running,
     "report": reporting,
 }

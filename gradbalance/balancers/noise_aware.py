@@ -205,7 +205,7 @@ def _serving(problem: _Problem) -> Array | None:
     if (progress.sum(axis=1) >= OWN_SHARE * progress.diagonal()).all():
         return every
     try:
-        equal = np.linalg.solve(progress, every)
+        equal = np.asarray(np.linalg.solve(progress, every), dtype=np.float64)
         if abs(equal * share).max() <= MODERATE:
             return np.asarray(equal, dtype=np.float64)
     except np.linalg.LinAlgError:
