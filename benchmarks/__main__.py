@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import agreement, balancers, directions, noise, paths, regimes, speed
+from benchmarks import agreement, balancers, directions, noise, paths, regimes, reporting, running, speed
 from benchmarks.output import write_json
 
 COMMANDS = {
@@ -19,6 +19,8 @@ COMMANDS = {
     "paths": paths,
     "noise": noise,
     "regimes": regimes,
+    "run": running,
+    "report": reporting,
 }
 """Each is a module with ``add_arguments(parser)`` and ``run(options, console)``, which returns figures for a file."""
 

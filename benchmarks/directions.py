@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drawing import BAD, FAINT, GOOD, add_picture, check_picture, panels, save
-from benchmarks.methods import make
-from gradbalance import balancers
+from benchmarks.methods import PICTURED, make
 
 GRADIENTS = ((0.0, 1.0), (25.0, 0.8), (145.0, 3.0))
 """Angle in degrees and length: two objectives that agree, and one that nearly opposes them and is longer."""
@@ -27,7 +26,7 @@ CALLS = 300
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     add_picture(parser, "choosing_directions.png")
-    parser.add_argument("--methods", nargs="+", default=balancers.available(), help="balancers to draw")
+    parser.add_argument("--methods", nargs="+", default=PICTURED, help="balancers to draw")
 
 
 def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -19,6 +19,9 @@ WITH_OPTIONS: dict[str, Callable[[int], Balancer]] = {
 }
 """K -> a balancer, for those that have no defaults, and for two that take another solver than their defaults do."""
 
+PICTURED = [name for name in balancers.available() if name not in ("common_part", "noise_aware")]
+"""The balancers whose update is worth drawing: not those that are another one where nothing is shared and no noise."""
+
 
 def make(name: str, objectives: int) -> Balancer:
     """Make the balancer of a name for K objectives."""

@@ -45,8 +45,8 @@ PARTS, SHARED = 4, 0.2
 STEPS, JUDGED = 20, 200
 """How many steps the estimates are made of, and how many are balanced."""
 
-FLOOR = 0.05
-"""Least U_kk, as a share of N_kk, in the estimate."""
+FLOOR, FLOORS, AT = 0.01, (0.05, 0.01, 0.002), 0.4
+"""Least U_kk, as a share of N_kk, in the estimate; others to compare it with, and at which level."""
 
 GEOMETRIES: dict[str, Callable[[Array], Array]] = {
     "agreeing": lambda directions: directions + 0.5 * directions.mean(axis=0),
@@ -75,7 +75,10 @@ FROM_ESTIMATES: dict[str, Callable[[Array, Array], Array]] = {
 }
 """Coefficients from N and U, the same for all steps."""
 
-METHODS = (*ON_THE_BATCH, *FROM_ESTIMATES, *(f"{name}, exact" for name in FROM_ESTIMATES))
+EXACT = ("Marble, U", "noise-aware max–min", "noise-aware Nash")
+"""Those of them that are also given the exact N and U."""
+
+METHODS = (*ON_THE_BATCH, *FROM_ESTIMATES, *(f"{name}, exact" for name in EXACT))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +110,13 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             cells = (f"{of[method]['worst'][0]:.3f} / {of[method]['geometric mean'][0]:.3f}" for of in levels.values())
             table.add_row(method, *cells)
         console.print(table)
+    floors = {
+        geometry: {
+            str(dimension): {str(floor): measure(geometry, dimension, AT, options.draws, floor) for floor in FLOORS}
+            for dimension in DIMENSIONS
+        }
+        for geometry in GEOMETRIES
+    }
     draw(found, options.picture)
     return {
         "draws": options.draws,
@@ -117,12 +127,15 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         "shared": SHARED,
         "floor": FLOOR,
         "progress": found,
+        "floors": {"level": AT, "progress": floors},
     }
 
 
-def measure(geometry: str, dimension: int, level: float, draws: int) -> dict[str, dict[str, Any]]:
+def measure(geometry: str, dimension: int, level: float, draws: int, floor: float = FLOOR) -> dict[str, dict[str, Any]]:
     """Mean and standard error over draws: worst and geometric mean of the objectives' progress; the mean of each."""
-    progress = np.array([_progress(geometry, dimension, level, draw) for draw in range(draws)])  # (draws, methods, K)
+    progress = np.array(
+        [_progress(geometry, dimension, level, draw, floor) for draw in range(draws)]
+    )  # (draws, methods, K)
     measures = {
         "worst": progress.min(axis=2),
         "geometric mean": np.prod(np.maximum(progress, 0.0), axis=2) ** (1 / len(PATTERN)),
@@ -137,7 +150,7 @@ def measure(geometry: str, dimension: int, level: float, draws: int) -> dict[str
     }
 
 
-def _progress(geometry: str, dimension: int, level: float, draw: int) -> Array:
+def _progress(geometry: str, dimension: int, level: float, draw: int, floor: float) -> Array:
     """Progress of each objective under each method, for one set of signals."""
     rng = np.random.default_rng([sorted(GEOMETRIES).index(geometry), dimension, LEVELS.index(level), draw])
     size = len(PATTERN)
@@ -146,9 +159,9 @@ def _progress(geometry: str, dimension: int, level: float, draw: int) -> Array:
     ratio = np.sqrt(1 / (level * PATTERN) ** 2 - 1)  # of the noise's norm to the signal's, in one step
     exact_signal = signals @ signals.T
     exact_noisy = exact_signal + np.outer(ratio, ratio) * ((1 - SHARED) * np.eye(size) + SHARED)
-    noisy, signal = estimate([_step(rng, signals, ratio, dimension)[0] for _ in range(STEPS)])
+    noisy, signal = estimate([_step(rng, signals, ratio, dimension)[0] for _ in range(STEPS)], floor)
     fixed = [method(noisy, signal) for method in FROM_ESTIMATES.values()]
-    fixed += [method(exact_noisy, exact_signal) for method in FROM_ESTIMATES.values()]
+    fixed += [FROM_ESTIMATES[name](exact_noisy, exact_signal) for name in EXACT]
     gained, squares = np.zeros((len(METHODS), size)), np.zeros(len(METHODS))
     for _ in range(JUDGED):
         parts, along = _step(rng, signals, ratio, dimension)
@@ -178,13 +191,13 @@ def _step(rng: np.random.Generator, signals: Array, ratio: Array, dimension: int
     return gramian.reshape(PARTS, size, PARTS, size), along.reshape(PARTS, size, size)
 
 
-def estimate(steps: list[Array]) -> tuple[Array, Array]:
+def estimate(steps: list[Array], floor: float) -> tuple[Array, Array]:
     """N and U from the inner products of the part gradients of some steps, each (A, K, A, K)."""
     blocks = np.mean(steps, axis=0)
     noisy = blocks.mean(axis=(0, 2))
     same = np.einsum("akal->kl", blocks) / PARTS**2
     signal = (noisy - same) * PARTS / (PARTS - 1)
-    norms = np.sqrt(np.maximum(signal.diagonal(), FLOOR * noisy.diagonal()))
+    norms = np.sqrt(np.maximum(signal.diagonal(), floor * noisy.diagonal()))
     unit = signal / np.outer(norms, norms)
     np.fill_diagonal(unit, 1.0)
     return noisy, correlations(unit) * np.outer(norms, norms)
@@ -199,9 +212,9 @@ def _panels(found: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
 def draw(found: dict[str, Any], path: Path) -> None:
     """Worst and geometric mean against the level, for each geometry and number of dimensions."""
     panels = list(_panels(found))
-    figure, axes = plt.subplots(2, len(panels), figsize=(13, 6.5), sharex=True, layout="constrained")
-    once = ("#e08214", "#8073ac", "#1b7837", "#2166ac")
-    colours = ("#999999", "#c51b1b", *once, *once)
+    figure, axes = plt.subplots(2, len(panels), figsize=(13, 6.5), sharex=True, sharey="row", layout="constrained")
+    told = ("#8073ac", "#1b7837", "#2166ac")
+    colours = ("#999999", "#c51b1b", "#e08214", *told, *told)
     for column, (geometry, dimension, levels) in enumerate(panels):
         for row, measured in enumerate(("worst", "geometric mean")):
             panel = axes[row, column]
@@ -210,10 +223,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 style = "--" if method.endswith("exact") else "-"
                 panel.errorbar(LEVELS, mean, error, color=colour, linestyle=style, label=method, linewidth=1.2)
             panel.axhline(0, color="#cccccc", linewidth=0.8, zorder=0)
-            panel.set_title(f"{measured}; signals {geometry}, {dimension:,} dimensions", fontsize=8)
+            panel.set_title(f"{measured}, {geometry}, P = {dimension:,}", fontsize=8)
     for panel in axes[-1]:
         panel.set_xlabel("largest signal's share of its gradient's norm", fontsize=8)
     for panel in axes[:, 0]:
         panel.set_ylabel("expected progress per unit of step", fontsize=8)
-    axes[0, 0].legend(fontsize=6)
+    axes[1, -1].legend(fontsize=6)
     save(figure, path)

@@ -194,8 +194,8 @@ def _weighted(terms: Tensor, advantages: Tensor, mask: Tensor | None, reduction:
         raise ValueError(f"{where} advantages must have shape (K, *S) with S = {shape}, got {got}")
     advantages = _broadcast(advantages.detach().reshape(*advantages.shape, *[1] * missing), full, f"{where} advantages")
     kept = torch.ones((), device=advantages.device) if mask is None else mask.detach().to(advantages.device)
-    if kept.device.type == "cpu" and bool(kept.isnan().any()):
-        raise ValueError(f"{where} mask holds NaN; a reward that does not apply has a mask of 0")
+    if kept.device.type == "cpu" and not bool(((kept == 0) | (kept == 1)).all()):
+        raise ValueError(f"{where} mask must hold 0 and 1 only; weights belong into the advantages")
     kept = _broadcast(kept.bool(), full, f"{where} mask")
     weighted = torch.where(kept, advantages.to(terms.dtype), 0.0)
     units = kept  # what the mean is over

@@ -47,18 +47,35 @@ def solve(
         losses: The K loss values, NaN where absent.
         ema_decay: ρ of the moving average.
     """
-    norms = gramian.diagonal().clamp(min=0).sqrt()
     noisy = torch.from_numpy(estimate.gramian)
     signal = None if estimate.signal is None else torch.from_numpy(estimate.signal)
     given = noisy if signal is None or balancer.uses_signal else signal
     ratios = [] if estimate.signal_to_noise is None else estimate.signal_to_noise.tolist()
+    state = _updated(state, balancer, given, signal, present, losses, ema_decay)
     return replace(
-        _updated(state, balancer, given, signal, present, losses, ema_decay),
-        norms=[new if here else old for new, old, here in zip(norms.tolist(), state.norms, present, strict=True)],
-        gramian=gramian.tolist(),
-        solved=[here or known for here, known in zip(present, state.solved, strict=True)],
+        measured(state, gramian, present),
         signal=[] if signal is None else signal.tolist(),
         signal_to_noise=[-1.0 if isnan(ratio) else ratio for ratio in ratios],
+    )
+
+
+def measured(state: BalanceState, gramian: Tensor, present: Sequence[bool]) -> BalanceState:
+    """The state with what a refresh measured, and the coefficients as they are.
+
+    Args:
+        state: The state before.
+        gramian: Of this step's gradients, (K, K), float64; rows of absent objectives are zero.
+        present: Which objectives are in this step.
+    """
+    solved = [here or known for here, known in zip(present, state.solved, strict=True)]
+    norms = gramian.diagonal().clamp(min=0).sqrt()
+    if not bool((norms > 0).any()):
+        return replace(state, solved=solved, gramian=gramian.tolist())
+    return replace(
+        state,
+        norms=[new if here else old for new, old, here in zip(norms.tolist(), state.norms, present, strict=True)],
+        gramian=gramian.tolist(),
+        solved=solved,
     )
 
 
@@ -88,8 +105,7 @@ def _updated(
     """The state with the present objectives' new weights and coefficients, and the balancer's own new state."""
     balancer.load_state_dict(state.balancer)
     fresh = balancer.weights(gramian, losses, signal).tolist()
-    absent = sum(w for w, here in zip(state.weights, present, strict=True) if not here)
-    share = max(1.0 - absent, 1.0 / len(present)) if balancer.simplex else 1.0
+    share = _share(state.weights, fresh, present) if balancer.simplex else 1.0
     weights = [
         _smooth(old, share * new, ema_decay if state.averaged and (balancer.simplex or known) else 0.0) if here else old
         for old, new, known, here in zip(state.weights, fresh, state.solved, present, strict=True)
@@ -102,6 +118,13 @@ def _updated(
         averaged=True,
         balancer=balancer.state_dict(),
     )
+
+
+def _share(kept: Sequence[float], fresh: Sequence[float], present: Sequence[bool]) -> float:
+    """What to multiply the present objectives' fresh weights with, so that they share what the absent ones leave."""
+    absent = sum(w for w, here in zip(kept, present, strict=True) if not here)
+    given = sum(w for w, here in zip(fresh, present, strict=True) if here)  # a ceiling may leave weight to absent ones
+    return max(1.0 - absent, 1.0 / len(present)) / given if given > 0 else 1.0
 
 
 def _smooth(old: float, new: float, decay: float) -> float:

@@ -120,6 +120,10 @@ class Measurement:
             self.touched |= {id(p) for p, gradient in zip(trainable, found, strict=True) if gradient is not None}
             self._gradients.add(-1 if row == self._count else part * self._count + row, found)
 
+    def put(self, row: int, gradients: list[Tensor | None]) -> None:
+        """Put in what no pass has to find, one entry for each parameter that requires grad; the list is emptied."""
+        self._gradients.add(row, gradients)
+
     def ready(self, presence: Tensor, solved: Sequence[bool], *, last: bool) -> bool:
         """Agree with the other ranks on whether to solve, and on which objectives are there and what they reach.
 

@@ -7,7 +7,7 @@ happens (a GradScaler overflow, an error, ``nonfinite="skip"``) leaves no trace.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,15 +16,15 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.optim import Optimizer
 
-from gradbalance import balancers, estimators, history, objectives
-from gradbalance.balancers import Balancer, Marble
+from gradbalance import history, objectives, options
+from gradbalance.balancers import Balancer
+from gradbalance.balancers.equal_weights import EqualWeights
 from gradbalance.dtensor import whole
 from gradbalance.estimators import GramianEstimator
 from gradbalance.objectives import Losses, Objectives
 from gradbalance.ranks import Ranks
 from gradbalance.report import BalanceReport
-from gradbalance.solvers.constraints import Constraints
-from gradbalance.state import KEY, BalanceState
+from gradbalance.state import KEY, BalanceState, why_foreign
 from gradbalance.window import NonFiniteError, Window
 from gradbalance.wrapper import OptimizerWrapper, Snapshot
 
@@ -49,6 +49,9 @@ class BalancedOptimizer(OptimizerWrapper):
             (``uses_gradients`` is False) brings them up to date at the end of each of those, for the next one.
         refresh_micro_batches: With gradient accumulation, how many of a refresh's micro-batches are measured; the rest
             cost one backward each. Default: all.
+        uniform_after: From this step on (the first is 0) each refresh gives all present objectives equal weights, not
+            averaged, in place of the balancer's: for Marble a sum of unit gradients. The best runs of the MARBLE paper
+            end so. For balancers whose weights sum to 1 and that have no ``preference``. Default: never.
         gramian_estimator: What the balancer is told of the measured Gramian: a
             :class:`~gradbalance.estimators.GramianEstimator` or its name. ``"plain"``: the Gramian itself.
             ``"split"``: noise is told from signal by comparing two parts of a refresh's micro-batches, so that a
@@ -77,6 +80,7 @@ class BalancedOptimizer(OptimizerWrapper):
         ema_decay: float = 0.0,
         refresh_every: int = 1,
         refresh_micro_batches: int | None = None,
+        uniform_after: int | None = None,
         gramian_estimator: GramianEstimator | str = "plain",
         shared_parameters: Iterable[Tensor] | None = None,
         objective_names: Sequence[str] | None = None,
@@ -84,44 +88,26 @@ class BalancedOptimizer(OptimizerWrapper):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(optimizer)
-        self.balancer = balancers.get(balancer) if isinstance(balancer, str) else balancer
-        if not isinstance(self.balancer, Balancer):
-            raise TypeError(f"balancer must be a Balancer or the name of one, got {type(balancer).__name__}")
-        given = gramian_estimator
-        self.gramian_estimator = estimators.get(given) if isinstance(given, str) else given
-        if not isinstance(self.gramian_estimator, GramianEstimator):
-            raise TypeError(
-                f"gramian_estimator must be a GramianEstimator or the name of one, got {type(given).__name__}"
-            )
-        if isinstance(ema_decay, bool) or not isinstance(ema_decay, float | int) or not 0.0 <= ema_decay < 1.0:
-            raise ValueError(f"ema_decay must be a number in [0, 1), got {ema_decay!r}")
-        for name, count in (("refresh_every", refresh_every), ("refresh_micro_batches", refresh_micro_batches)):
-            optional = name == "refresh_micro_batches" and count is None
-            if not optional and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
-        least = self.gramian_estimator.least_micro_batches
-        if refresh_micro_batches is not None and refresh_micro_batches < least:
-            raise ValueError(
-                f"refresh_micro_batches must be at least {least} for {type(self.gramian_estimator).__name__}, which "
-                f"compares micro-batches, got {refresh_micro_batches}"
-            )
-        if nonfinite not in ("raise", "skip"):
-            raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
-        names = objective_names
-        if names is not None and (
-            not isinstance(names, Sequence) or not all(isinstance(name, Hashable) for name in names)
-        ):
-            raise TypeError(f'objective_names must be a list of names such as ["a", "b"], got {names!r}')
-        if names is not None and (isinstance(names, str) or not names or len(set(names)) != len(names)):
-            raise ValueError(f'objective_names must be distinct names such as ["a", "b"], got {names!r}')
+        self.balancer = options.balancer(balancer)
+        self.gramian_estimator = options.gramian_estimator(gramian_estimator)
+        options.check_decay(ema_decay)
+        options.check_count("refresh_every", refresh_every)
+        options.check_count("refresh_micro_batches", refresh_micro_batches, optional=True)
+        options.check_enough(refresh_micro_batches, self.gramian_estimator)
+        options.check_count("uniform_after", uniform_after, least=0, optional=True)
+        if uniform_after is not None:
+            EqualWeights(self.balancer)  # raises if its weights cannot be equal
+        options.check_choice("nonfinite", nonfinite, ("raise", "skip"))
+        names = options.objective_names(objective_names)
         self.ema_decay = float(ema_decay)
         self.refresh_every = refresh_every
         self.refresh_micro_batches = refresh_micro_batches
+        self.uniform_after = uniform_after
         self.nonfinite = nonfinite
         self.process_group = process_group
         # By position: accelerate replaces the parameters by sharded ones under FSDP2.
         self._balanced = None if shared_parameters is None else self._positions(shared_parameters)
-        self._objective_names = None if names is None else [str(name) for name in names]
+        self._objective_names = names
         self._ranks: Ranks | None = None
         self._window: Window | None = None
         self._held: Window | None = None
@@ -139,6 +125,19 @@ class BalancedOptimizer(OptimizerWrapper):
         if self._balanced is None:
             return None
         return [p for i, p in enumerate(self._parameters()) if i in self._balanced]
+
+    @property
+    def balanced_parameters(self) -> list[Tensor] | None:
+        """The parameters whose gradients are balanced, named or found; None as long as no step has found them."""
+        state = self._committed
+        if self._balanced is None and not any(mask >= 0 for mask in state.reach):
+            return None
+        return [p for p, shared in zip(self._parameters(), self._shared(state), strict=False) if shared]
+
+    @property
+    def objective_names(self) -> list[str]:
+        """The K names in order; empty before the first step if none were given."""
+        return list(self._committed.names)
 
     @property
     def coefficients(self) -> Tensor:
@@ -204,8 +203,12 @@ class BalancedOptimizer(OptimizerWrapper):
             window = self._open(given, accumulate, ranks)
         window.refuse_new(self._parameters())
         self._window = None  # an error below ends the step
-        if window.add(given, regularizer, last=not accumulate, limit=self.refresh_micro_batches):
-            window.solve(self.balancer, self.gramian_estimator, self.ema_decay)
+        balancer, ema_decay = self._rule
+        # Coefficients that are to be made from losses alone need those of the whole step.
+        first = not balancer.uses_gradients and not all(window.state.solved)
+        limit = None if first else self.refresh_micro_batches
+        if window.add(given, regularizer, last=not accumulate, limit=limit):
+            window.solve(balancer, self.gramian_estimator, ema_decay)
             if window.nonfinite and self.nonfinite == "raise":
                 raise NonFiniteError(window.nonfinite)
             window.write()
@@ -250,7 +253,7 @@ class BalancedOptimizer(OptimizerWrapper):
             )
         finite = self._is_finite(window)
         if finite:
-            following = window.following(self.balancer, self.ema_decay)  # before the step: a balancer may refuse
+            following = window.following(*self._rule)  # before the step: a balancer may refuse
             self.inner.step()
             self._commit_step(window, following)
         self._window = None
@@ -292,7 +295,7 @@ class BalancedOptimizer(OptimizerWrapper):
         try:
             result = self.inner.step(cast("Callable[[], float]", evaluate))
             if self._held is not None:
-                self._commit_step(self._held, self._held.following(self.balancer, self.ema_decay))
+                self._commit_step(self._held, self._held.following(*self._rule))
             return True, result
         except (_SkipStep, NonFiniteError) as stop:
             if before is not None:
@@ -347,6 +350,13 @@ class BalancedOptimizer(OptimizerWrapper):
         if self._ranks is None or not self._ranks.still_valid(self._parameters()):
             self._ranks = Ranks(self._parameters(), self.process_group)
         return self._ranks
+
+    @property
+    def _rule(self) -> tuple[Balancer, float]:
+        """The balancer and the averaging of the step under way."""
+        if self.uniform_after is None or self._committed.step < self.uniform_after:
+            return self.balancer, self.ema_decay
+        return EqualWeights(self.balancer), 0.0
 
     # --- Parameters -------------------------------------------------------------------------------------------------
 
@@ -430,21 +440,8 @@ class BalancedOptimizer(OptimizerWrapper):
 
     def _foreign(self, saved: Mapping[str, Any]) -> str | None:
         """Why a saved balancing state is not this optimizer's; None if it is."""
-        method = type(self.balancer).__name__
-        if saved["method"] != method:
-            return f"the checkpoint's balancer is {saved['method']}, this optimizer's is {method}"
-        estimator, theirs = type(self.gramian_estimator).__name__, saved.get("estimator", "")
-        if theirs not in ("", estimator):
-            return f"the checkpoint's Gramian estimator is {theirs}, this optimizer's is {estimator}"
-        names = self._objective_names or self._committed.names
-        if not isinstance(saved["names"], list):
-            return f"names of the balancing state is {saved['names']!r}, which is no list"
-        if saved["names"] and names and list(saved["names"]) != list(names):
-            return (
-                f"the checkpoint balances {list(saved['names'])}, this optimizer {list(names)}; build the optimizer "
-                "with the checkpoint's objective_names, or load into a fresh one"
-            )
-        return None
+        method, estimator = type(self.balancer).__name__, type(self.gramian_estimator).__name__
+        return why_foreign(saved, method, estimator, self._objective_names or self._committed.names)
 
     def __getstate__(self) -> dict[str, Any]:
         # A process group is no process's but this one's: set it again after unpickling elsewhere.
@@ -460,37 +457,3 @@ class BalancedOptimizer(OptimizerWrapper):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.inner).__name__}, {self.balancer!r})"
-
-
-class MarbleOptimizer(BalancedOptimizer):
-    """A :class:`BalancedOptimizer` with the MARBLE balancer: steps along n̄ Σ_k ᾱ_k g_k/‖g_k‖ (arXiv 2605.06507).
-
-    α is the min-norm point of the unit gradients, so with ``ema_decay=0`` and a solve on every step the update has a
-    non-negative cosine with every objective's gradient. With smoothing or amortisation that is a measured rate, not a
-    promise: ``report.min_cosine`` and ``report.conflicts`` show it.
-
-    Args:
-        optimizer: The inner optimizer; it makes the step.
-        ema_decay: ρ of the average of α over solves; the paper's best is 0.7.
-        preference: K positive numbers: progress on objective k is made in proportion to them. Default: equal.
-        floor: Least α of an objective that has a gradient, in [0, 1/K].
-        ceiling: Largest α, at least 1/K.
-        constraints: Linear constraints on α, see :func:`gradbalance.solvers.min_norm`.
-        solver: ``"exact"``, ``"cvxpy"`` or ``"cvxpylayers"``.
-        **options: Those of :class:`BalancedOptimizer`.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        ema_decay: float = 0.7,
-        preference: Sequence[float] | None = None,
-        floor: float = 0.0,
-        ceiling: float = 1.0,
-        constraints: Constraints | None = None,
-        solver: str = "exact",
-        **options: Any,
-    ) -> None:
-        balancer = Marble(preference=preference, floor=floor, solver=solver, ceiling=ceiling, constraints=constraints)
-        super().__init__(optimizer, balancer, ema_decay=ema_decay, **options)

@@ -101,3 +101,27 @@ class BalanceState:
             if len(numbers) != wanted or not all(isinstance(number, float | int) for number in numbers):
                 raise ValueError(f"{name} of the balancing state is {row!r}, which is not {wanted} numbers")
         return self
+
+
+def why_foreign(saved: Mapping[str, Any], method: str, estimator: str, names: Sequence[str]) -> str | None:
+    """Why a saved state is not of an optimizer with this balancer, estimator and objectives; None if it is.
+
+    Args:
+        saved: A dict of :meth:`BalanceState.to_dict`, perhaps of an earlier version.
+        method: The balancer's class.
+        estimator: The Gramian estimator's class.
+        names: The objective names; empty if they are not known yet.
+    """
+    if saved["method"] != method:
+        return f"the checkpoint's balancer is {saved['method']}, this optimizer's is {method}"
+    theirs = saved.get("estimator", "")
+    if theirs not in ("", estimator):
+        return f"the checkpoint's Gramian estimator is {theirs}, this optimizer's is {estimator}"
+    if not isinstance(saved["names"], list):
+        return f"names of the balancing state is {saved['names']!r}, which is no list"
+    if saved["names"] and names and list(saved["names"]) != list(names):
+        return (
+            f"the checkpoint balances {list(saved['names'])}, this optimizer {list(names)}; build the optimizer "
+            "with the checkpoint's objective_names, or load into a fresh one"
+        )
+    return None

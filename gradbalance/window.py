@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers import Balancer
-from gradbalance.coefficients import follow, solve
+from gradbalance.coefficients import follow, measured, solve
 from gradbalance.devices import together
 from gradbalance.estimators import GramianEstimator
 from gradbalance.estimators.base import in_blocks, total
@@ -92,6 +92,7 @@ class Window:
         self._forget()
         self._mask = 0
         self._lent: list[int] = []
+        self._losses_to_come = False
         self._watch: Watch | None = None
 
     def add(self, given: Objectives, regularizer: Tensor | None, *, last: bool, limit: int | None) -> bool:
@@ -140,42 +141,43 @@ class Window:
 
     def solve(self, balancer: Balancer, estimator: GramianEstimator, ema_decay: float) -> None:
         """End the measuring: Gramian and coefficients. If something is not finite, ``nonfinite`` names it."""
-        measured, state = self._measurement, self.state
-        assert measured is not None
+        measurement, state = self._measurement, self.state
+        assert measurement is not None
         before = self._shared_of(state)
-        zeros = measured.zeros if any(measured.zeros) else []
+        zeros = measurement.zeros if any(measurement.zeros) else []
         doubtful = any(new & ~old for new, old in zip_longest(zeros, state.zeros, fillvalue=0))
-        reach = self._reach(state, measured.reached[:-1])
+        reach = self._reach(state, measurement.reached[:-1])
         state = replace(state, reach=reach, zeros=zeros, doubtful=doubtful)
         shared = self._shared_of(state)
         if shared != before:
             # What was measured over other parameters says nothing about these.
             estimates = estimator.fresh().state_dict()
             state = replace(state, solved=[False] * len(state.names), estimates=estimates)
-        products, counts, squares, losses, regularizer = measured.numbers(shared, self._values, self._regularizer)
+        products, counts, squares, losses, regularizer = measurement.numbers(shared, self._values, self._regularizer)
         gramian = torch.from_numpy(total(in_blocks(products.numpy(), len(state.names)), estimator.parts))
         finite = gramian.diagonal().isfinite() & squares[:-1].isfinite() & losses.isfinite()
-        checked = zip(state.names, measured.present, finite.tolist(), strict=True)
+        checked = zip(state.names, measurement.present, finite.tolist(), strict=True)
         self.nonfinite += [name for name, here, ok in checked if here and not ok]
         if not isfinite(squares[-1].tolist() + regularizer.tolist()[0]):
             self.nonfinite.append("regularizer")
-        self._presence, self._values = torch.tensor(measured.present), losses
+        self._presence, self._values = torch.tensor(measurement.present), losses
         if self._look and shared == before:
             self.refresh = False
         elif not self.nonfinite and not bool((gramian.diagonal() > 0).any()):
-            # No gradient is left, so there is nothing to solve.
-            solved = [here or known for here, known in zip(measured.present, state.solved, strict=True)]
-            state = replace(state, solved=solved, gramian=gramian.tolist())
+            state = measured(state, gramian, measurement.present)  # no gradient is left: there is nothing to solve
+        elif not self.nonfinite and self.open and not balancer.uses_gradients:
+            self._losses_to_come = True  # some of them, and a method that lives on losses must see whole sums
+            state = measured(state, gramian, measurement.present)
         elif not self.nonfinite:
             estimator.load_state_dict(state.estimates)
             estimate = estimator.estimate(products.numpy(), counts.numpy())
             state = replace(state, estimates=estimator.state_dict())
             losses = torch.where(self._presence, losses, torch.nan)
-            present = measured.present
+            present = measurement.present
             state = solve(state, balancer, gramian, estimate, present=present, losses=losses, ema_decay=ema_decay)
             if estimate.newest is not None:
                 self.newest = estimate.newest.tolist()
-                self.gradients = measured.kept(shared)
+                self.gradients = measurement.kept(shared)
         self.state = state
 
     def write(self) -> None:
@@ -183,12 +185,12 @@ class Window:
 
         One that is not finite is written as it is, so that a GradScaler sees it and backs off.
         """
-        measured, self._measurement = self._measurement, None
-        assert measured is not None
-        measured.write(self.state.coefficients, self._shared_of(self.state))
+        measurement, self._measurement = self._measurement, None
+        assert measurement is not None
+        measurement.write(self.state.coefficients, self._shared_of(self.state))
         if not self.open and self._ranks.size > 1:
-            lent = complete(measured.touched, self._parameters, self._ranks)
-            mask = sum(1 << k for k, here in enumerate(measured.present) if here)
+            lent = complete(measurement.touched, self._parameters, self._ranks)
+            mask = sum(1 << k for k, here in enumerate(measurement.present) if here)
             self._lent += take_back(lent, self._parameters, self.state.reach, mask)
             self._finish()
 
@@ -215,10 +217,10 @@ class Window:
     def following(self, balancer: Balancer, ema_decay: float) -> BalanceState:
         """What to commit of a step that is found finite: the state that the next step goes on from.
 
-        A balancer that looks at losses alone learns from every step's; if this one measured no gradient, that is now.
+        A balancer that looks at losses alone learns from every step's: now, if the solve has not seen all of them.
         """
         state = self.state
-        if not balancer.uses_gradients and not self.refresh:
+        if not balancer.uses_gradients and (not self.refresh or self._losses_to_come):
             losses = torch.where(self._presence, self._values, torch.nan)
             state = follow(state, balancer, losses=losses, ema_decay=ema_decay)
         return replace(state, step=state.step + 1)

@@ -167,7 +167,7 @@ def _excess(directions: Callable[[np.random.Generator, int], NDArray[np.float64]
 
 
 def grad_norm() -> float:
-    """Compare with the derivative of the paper's loss by autograd, the step taken in log w and relative to the mean."""
+    """Compare with the derivative of the paper's loss by autograd, with our step: in log w and relative to the mean."""
     worst, alpha, lr = 0.0, 1.5, 0.025
     for size, rng in runs():
         own, weights, first = GradNorm(alpha, lr), torch.ones(size, dtype=torch.float64), torch.empty(0)
@@ -209,6 +209,6 @@ PAIRS: dict[tuple[str, str], Callable[[], float]] = {
     ("stch", "torchjd"): stch,
     ("excess_mtl", "torchjd, one parameter"): excess_mtl_one_parameter,
     ("excess_mtl", "torchjd, fixed directions"): excess_mtl_fixed_directions,
-    ("grad_norm", "the paper's loss by autograd"): grad_norm,
+    ("grad_norm", "its loss by autograd, our step"): grad_norm,
     ("db_mtl", "log losses by autograd"): db_mtl,
 }

@@ -215,6 +215,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the result to this JSON file")
     options = vars(parser.parse_args())
+    if options["steps"] < 1:
+        parser.error(f"--steps must be at least 1, got {options['steps']}")
     out = options.pop("out")
     result = train(**options)
     print(f"{'held out':>10} {'before':>8} {'after':>8}")

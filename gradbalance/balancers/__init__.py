@@ -5,6 +5,7 @@ from typing import Any
 from gradbalance.balancers.aligned_mtl import AlignedMTL
 from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.ca_grad import CAGrad
+from gradbalance.balancers.common_part import CommonPart
 from gradbalance.balancers.con_fig import ConFIG
 from gradbalance.balancers.cr_mogm import CRMOGM
 from gradbalance.balancers.db_mtl import DBMTL
@@ -52,6 +53,7 @@ __all__ = [
     "AlignedMTL",
     "Balancer",
     "CAGrad",
+    "CommonPart",
     "ConFIG",
     "DualProj",
     "ExcessMTL",
@@ -80,6 +82,7 @@ __all__ = [
 _BALANCERS: dict[str, type[Balancer]] = {
     "aligned_mtl": AlignedMTL,
     "ca_grad": CAGrad,
+    "common_part": CommonPart,
     "config": ConFIG,
     "cr_mogm": CRMOGM,
     "db_mtl": DBMTL,

@@ -57,7 +57,7 @@ class AlignedMTL(Balancer):
             first = int(np.searchsorted(eigenvalues, RANK * eigenvalues[-1], side="right"))
             kept, basis = eigenvalues[first:], vectors[:, first:]
             shares = parts("preference", self.preference, rows, len(gramian))
-            components = (shares / shares.sum()) @ basis
+            components = shares @ basis
             return np.asarray(basis @ (components * np.sqrt(self.SCALES[self.scale_mode](kept) / kept)))
 
         return over_active(gramian, solve)

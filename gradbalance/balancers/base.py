@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from gradbalance.balancers.checks import signal_values
 from gradbalance.solvers.checks import check_gramian
 from gradbalance.stateful import Stateful
 
@@ -73,7 +74,10 @@ class Balancer(Stateful, ABC):
             λ, shape (K,), float64 on the CPU.
 
         Raises:
-            ValueError: ``gramian`` is not square, symmetric and finite; the message names the row.
+            ValueError: ``gramian`` is not square, symmetric and finite (the message names the row), or ``signal`` is of
+                another shape or not finite.
         """
         gramian = check_gramian(gramian).detach()
+        if signal is not None:
+            signal_values(signal, len(gramian))
         return self.scale(self.weights(gramian, losses, signal), gramian)

@@ -3,13 +3,12 @@
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from gradbalance.balancers.active import Rows, over_unit
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import Array, array, number
+from gradbalance.balancers.checks import Array, number
 from gradbalance.solvers import exact
-from gradbalance.solvers.checks import unit_gramian
 from gradbalance.solvers.dual_cone import project
 
 VANISHING = 1e-7
@@ -65,11 +64,11 @@ class CAGrad(Balancer):
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return λ; 0 for objectives without gradient. The mean is over the others."""
-        rows, norms, unit = unit_gramian(array(gramian))
-        found = np.zeros(len(gramian))
-        if len(rows) > 0:
-            found[rows] = 1.0 / len(rows) + _addition(unit, norms / norms.max(), self.c)
-        return torch.from_numpy(found)
+
+        def solve(unit: Array, norms: Array, rows: Rows) -> Array:
+            return norms * (1.0 / len(rows) + _addition(unit, norms / norms.max(), self.c))
+
+        return over_unit(gramian, solve)
 
 
 def _addition(unit: Array, norms: Array, c: float) -> Array:

@@ -94,19 +94,20 @@ def parts(name: str, values: Sequence[float] | None, rows: NDArray[np.intp], siz
 
     Args:
         name: of the option, for the message.
-        values: one number per objective, or None for the mean.
+        values: one positive number per objective, or None for the mean.
         rows: indices of the objectives that have a gradient.
         size: K.
 
     Returns:
-        The numbers of these objectives, or 1 / their count for each.
+        The numbers of these objectives, brought to sum 1, or 1 / their count for each.
 
     Raises:
         ValueError: there are not as many values as objectives.
     """
     if values is None:
         return np.full(len(rows), 1.0 / max(len(rows), 1))
-    return sized(name, values, size)[rows]
+    found = sized(name, values, size)[rows]
+    return np.asarray(found / found.sum())
 
 
 def loss_values(losses: Tensor | None, size: int, user: str) -> Array:
@@ -128,6 +129,25 @@ def loss_values(losses: Tensor | None, size: int, user: str) -> Array:
     if losses.shape != (size,):
         raise ValueError(f"losses must have shape ({size},), got {tuple(losses.shape)}")
     return array(losses)
+
+
+def signal_values(signal: Tensor, size: int) -> Array:
+    """Return the signal as a symmetric array: a Gramian, but for a raw estimate that may be indefinite.
+
+    Raises:
+        TypeError: it is not a tensor of real numbers.
+        ValueError: it has not the shape (size, size), or an entry that is not finite; the message names the row.
+    """
+    if not isinstance(signal, Tensor) or not signal.is_floating_point():
+        found = signal.dtype if isinstance(signal, Tensor) else type(signal).__name__
+        raise TypeError(f"signal must be a real floating-point tensor of shape ({size}, {size}), got {found}")
+    if signal.shape != (size, size):
+        raise ValueError(f"signal must have the gramian's shape ({size}, {size}), got {tuple(signal.shape)}")
+    u = array(signal)
+    if np.count_nonzero(np.isfinite(u)) < u.size:
+        row = int((~np.isfinite(u)).any(axis=1).argmax())
+        raise ValueError(f"signal has non-finite values in row {row}: {u.tolist()}; put 0 where nothing is known")
+    return np.asarray((u + u.T) / 2)
 
 
 def array(tensor: Tensor) -> Array:

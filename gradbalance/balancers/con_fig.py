@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gradbalance.balancers.active import Rows, over_active
+from gradbalance.balancers.active import Rows, over_unit
 from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.checks import Array, parts, vector
 from gradbalance.solvers.least_norm import least_norm
@@ -43,14 +43,12 @@ class ConFIG(Balancer):
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return λ; 0 for objectives without gradient."""
 
-        def solve(m: Array, rows: Rows) -> Array:
-            norms = np.sqrt(m.diagonal())
-            unit = m / (norms[:, None] * norms)
+        def solve(unit: Array, norms: Array, rows: Rows) -> Array:
             wanted = parts("preference", self.preference, rows, len(gramian))
             a = least_norm(unit, wanted)
             projections = unit @ a  # ⟨ĝ_k, u⟩
             if np.abs(projections).max() <= VANISHED * wanted.max():
-                return np.zeros(len(m))
-            return np.asarray((norms @ projections) / (a @ projections) * a / norms)  # ‖u‖² = aᵀM̂a
+                return np.zeros(len(a))
+            return np.asarray((norms @ projections) / (a @ projections) * a)  # ‖u‖² = aᵀM̂a
 
-        return over_active(gramian, solve)
+        return over_unit(gramian, solve)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import array, loss_values, number, sized
+from gradbalance.balancers.checks import array, number, sized
+from gradbalance.balancers.losses import presence
 from gradbalance.balancers.wrapping import Wrapping
 
 
@@ -49,7 +50,7 @@ class CRMOGM(Wrapping):
         """Return ω, 0 for absent objectives. Moves the averages."""
         fresh = array(self.balancer.weights(gramian, losses, signal))
         size = len(fresh)
-        present = np.full(size, True) if losses is None else ~np.isnan(loss_values(losses, size, "CRMOGM"))
+        present = presence(losses, size, "CRMOGM")
         average = sized("average", self.average, size) if self.average else np.zeros(size)
         seen = np.array(self.seen or [0] * size) == 1
         moved = np.where(seen, self.decay * average + (1.0 - self.decay) * fresh, fresh)

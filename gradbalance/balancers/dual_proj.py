@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from gradbalance.balancers.active import Rows, over_unit
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import array, parts, vector
-from gradbalance.solvers.checks import unit_gramian
+from gradbalance.balancers.checks import Array, parts, vector
 from gradbalance.solvers.dual_cone import project
 
 
@@ -29,7 +28,8 @@ class DualProj(Balancer):
     mean of projections instead of the projection of the mean.
 
     Args:
-        preference: p_k > 0, shape (K,). None: 1/K for K objectives with a gradient.
+        preference: p_k > 0, the objectives' parts in the mean, shape (K,); only ratios matter (they are brought to sum
+            1 over the objectives with a gradient). None: all equal.
 
     References:
         D. Lopez-Paz, M. Ranzato. Gradient episodic memory for continual learning. NeurIPS 2017, arXiv 1706.08840.
@@ -40,10 +40,10 @@ class DualProj(Balancer):
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return λ; 0 for objectives without gradient."""
-        rows, norms, unit = unit_gramian(array(gramian))
-        found = np.zeros(len(gramian))
-        if len(rows) > 0:
+
+        def solve(unit: Array, norms: Array, rows: Rows) -> Array:
             lengths = norms * parts("preference", self.preference, rows, len(gramian))
             largest = lengths.max()
-            found[rows] = largest * project(unit, lengths[None] / largest)[0] / norms
-        return torch.from_numpy(found)
+            return np.asarray(largest * project(unit, lengths[None] / largest)[0])
+
+        return over_unit(gramian, solve)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradbalance.balancers.active import only_active
 from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.checks import array, number
 from gradbalance.balancers.losses import remembered, softmax
@@ -64,5 +65,4 @@ class ExcessMTL(Balancer):
 
     def scale(self, weights: Tensor, gramian: Tensor) -> Tensor:
         """Return the weights, 0 for objectives without gradient."""
-        active = active_rows(np.sqrt(array(gramian).diagonal()))
-        return torch.from_numpy(np.where(active, array(weights), 0.0))
+        return only_active(weights, gramian)

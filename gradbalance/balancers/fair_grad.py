@@ -1,12 +1,11 @@
 """FairGrad: the update of largest α-fair utility, between the plain sum and max–min."""
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from gradbalance.balancers.active import Rows, over_unit
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import array, number
-from gradbalance.solvers.checks import unit_gramian
+from gradbalance.balancers.checks import Array, number
 from gradbalance.solvers.utility import fair_weights
 
 
@@ -38,11 +37,10 @@ class FairGrad(Balancer):
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return λ; 0 for objectives without gradient."""
-        rows, norms, unit = unit_gramian(array(gramian))
-        found = np.zeros(len(gramian))
-        if len(rows) > 0:
+
+        def solve(unit: Array, norms: Array, rows: Rows) -> Array:
             p, largest = 1.0 / self.alpha, norms.max()
             relative = norms / largest  # λ of gradients divided by the largest norm, which keeps the powers small
-            solution = fair_weights(unit, relative ** (p - 1.0), p) / relative
-            found[rows] = solution * largest ** (-2.0 / (1.0 + p))
-        return torch.from_numpy(found)
+            return np.asarray(largest ** (1.0 - 2.0 / (1.0 + p)) * fair_weights(unit, relative ** (p - 1.0), p))
+
+        return over_unit(gramian, solve)

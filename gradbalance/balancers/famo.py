@@ -27,6 +27,9 @@ class FAMO(Balancer):
     those of the last call in which the objective was present: no second forward, but the difference of two batches is
     in it, which γ and Adam's averages have to even out.
 
+    γ ξ is weighed against one step's change of the log losses. Where steps are so small that they change them by 1e-4,
+    the default γ keeps z near uniform: choose it smaller, or 0.
+
     Losses must be ≥ b; one that equals it is taken for absent, as nothing is left to gain (published code adds 1e-8).
 
     Args:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.checks import Array, array, loss_values
+from gradbalance.balancers.losses import presence
 from gradbalance.balancers.wrapping import Wrapping
 from gradbalance.solvers.checks import active_rows
 
@@ -46,7 +47,7 @@ class Grouped(Wrapping):
         """Return the inner balancer's weights, divided evenly among the members."""
         size = self._checked(len(gramian))
         values = None if losses is None else loss_values(losses, size, "Grouped")
-        present = np.full(size, True) if values is None else ~np.isnan(values)
+        present = presence(losses, size, "Grouped")
         counted = self._counted(array(gramian), present)
         mean = _mean(counted)
         inner = self.balancer.weights(

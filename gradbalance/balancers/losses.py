@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradbalance.balancers.checks import Array, array, loss_values
+from gradbalance.balancers.checks import Array, loss_values
 
 Mask = NDArray[np.bool_]
 
 
-def presence(losses: Tensor | None, size: int) -> Mask:
-    """Say which of the K objectives are present: all, where no losses are given."""
-    return np.ones(size, dtype=np.bool_) if losses is None else np.isfinite(array(losses))
+def presence(losses: Tensor | None, size: int, user: str) -> Mask:
+    """Say which of the K objectives are present: all, where no losses are given; see ``loss_values``."""
+    return np.ones(size, dtype=np.bool_) if losses is None else np.isfinite(loss_values(losses, size, user))
 
 
 def seen(losses: Tensor | None, size: int, user: str) -> tuple[Array, Mask]:

@@ -33,7 +33,8 @@ class Marble(Balancer):
         ceiling: largest α_k, at least 1/K.
         constraints: linear constraints on α, see :func:`gradbalance.solvers.min_norm`; a function is called at each
             solve, about a millisecond, so that what it refers to may change in between. An objective without gradient
-            has α_k = 0 unless they, or the ceiling, rule that out.
+            has α_k = 0 unless they, or the ceiling, rule that out. One that is absent from a step counts as such in the
+            solve, although its weight is kept.
 
     References:
         MARBLE, arXiv 2605.06507.
@@ -55,6 +56,8 @@ class Marble(Balancer):
         self.floor = number("floor", floor, "[0, 1]")
         self.solver: str = choice("solver", solver, SOLVERS)
         self.ceiling = number("ceiling", ceiling, "(0, 1]")
+        if self.floor > self.ceiling:
+            raise ValueError(f"floor must not be above ceiling, got floor={floor!r} and ceiling={ceiling!r}")
         self.constraints = constraints
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:

@@ -3,12 +3,11 @@
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from gradbalance.balancers.active import Rows, over_unit
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import array, number
-from gradbalance.solvers.checks import unit_gramian
+from gradbalance.balancers.checks import Array, number
 from gradbalance.solvers.utility import fair_weights
 
 
@@ -41,11 +40,11 @@ class NashMTL(Balancer):
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return λ; 0 for objectives without gradient."""
-        rows, norms, unit = unit_gramian(array(gramian))
-        found = np.zeros(len(gramian))
-        if len(rows) > 0:
+
+        def solve(unit: Array, norms: Array, rows: Rows) -> Array:
             beta = fair_weights(unit, np.ones(len(rows)), 1.0)
             if self.max_norm is not None:
                 beta *= self.max_norm / max(self.max_norm, math.sqrt(max(float(beta @ unit @ beta), 0.0)))
-            found[rows] = beta / norms
-        return torch.from_numpy(found)
+            return beta
+
+        return over_unit(gramian, solve)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import Array, array, choice, normalised, number, sized
+from gradbalance.balancers.checks import Array, array, choice, normalised, number, signal_values, sized
 from gradbalance.solvers import exact, max_min
 from gradbalance.solvers.checks import active_rows
 from gradbalance.solvers.semidefinite import correlations, positive_part
@@ -101,7 +101,7 @@ class NoiseAware(Balancer):
         """
         n = array(gramian)
         size = len(n)
-        u = n if signal is None else _symmetric(signal, size)
+        u = n if signal is None else signal_values(signal, size)
         wanted = np.ones(size) if self.preference is None else sized("preference", self.preference, size)
         norms, signals = np.sqrt(n.diagonal()), np.sqrt(np.maximum(u.diagonal(), 0.0))
         rows = (active_rows(norms) & (signals > UNSEEN * norms)).nonzero()[0]
@@ -207,7 +207,7 @@ def _serving(problem: _Problem) -> Array | None:
     try:
         equal = np.asarray(np.linalg.solve(progress, every), dtype=np.float64)
         if abs(equal * share).max() <= MODERATE:
-            return equal
+            return np.asarray(equal, dtype=np.float64)
     except np.linalg.LinAlgError:
         pass
     return _shortest(problem, every)
@@ -223,20 +223,6 @@ def _shortest(problem: _Problem, wanted: Array) -> Array | None:
     if mu @ unit @ mu <= (STATIONARY * mu.sum()) ** 2:
         return None
     return np.asarray(mu / (largest * problem.share))
-
-
-def _symmetric(signal: Tensor, size: int) -> Array:
-    """Check the signal: as ``check_gramian``, but a raw estimate may be indefinite."""
-    if not isinstance(signal, Tensor) or not signal.is_floating_point():
-        found = signal.dtype if isinstance(signal, Tensor) else type(signal).__name__
-        raise TypeError(f"signal must be a real floating-point tensor of shape ({size}, {size}), got {found}")
-    if signal.shape != (size, size):
-        raise ValueError(f"signal must have the gramian's shape ({size}, {size}), got {tuple(signal.shape)}")
-    u = array(signal)
-    if np.count_nonzero(np.isfinite(u)) < u.size:
-        row = int((~np.isfinite(u)).any(axis=1).argmax())
-        raise ValueError(f"signal has non-finite values in row {row}: {u.tolist()}; put 0 where nothing is known")
-    return np.asarray((u + u.T) / 2)
 
 
 def _fairness(value: Any) -> float:

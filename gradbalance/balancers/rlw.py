@@ -52,4 +52,4 @@ class RLW(Balancer):
         else:  # exponential numbers, divided by their sum
             exponential = torch.empty(size, dtype=torch.float64).exponential_(generator=chance)
             logits = np.log(array(exponential))
-        return torch.from_numpy(softmax(logits, presence(losses, size)))
+        return torch.from_numpy(softmax(logits, presence(losses, size, type(self).__name__)))

@@ -17,8 +17,7 @@ class Sequential(Balancer):
     the practice of training on one reward after the other, with its known fault: what an earlier stage won may be lost
     in a later one.
 
-    Stages are counted in calls. An optimizer that asks only when it measures gradients, every N steps, makes a stage of
-    n calls N times n steps long; one that asks at every step, as this method needs no gradients, n steps.
+    Stages are counted in calls: an optimizer asks at every step, as this method needs no gradients.
 
     Args:
         stages: pairs (calls, weights), weights being λ as K numbers. The last stage goes on for ever.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradbalance.balancers.active import Rows
+from gradbalance.balancers.active import Rows, only_active
 from gradbalance.balancers.base import Balancer
 from gradbalance.balancers.checks import Array, array, number, sized
 from gradbalance.solvers.checks import active_rows
@@ -60,8 +60,7 @@ class SimplexDescent(Balancer):
 
     def scale(self, weights: Tensor, gramian: Tensor) -> Tensor:
         """Return λ: the weights, 0 for objectives without gradient."""
-        active = active_rows(np.sqrt(array(gramian).diagonal()))
-        return torch.from_numpy(np.where(active, array(weights), 0.0))
+        return only_active(weights, gramian)
 
     @abstractmethod
     def _descend(self, start: Array, gramian: Array, rows: Rows, size: int) -> tuple[Array, Array]:

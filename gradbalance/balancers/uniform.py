@@ -21,4 +21,4 @@ class Uniform(Balancer):
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return equal weights for the present objectives, also for those without gradient."""
         size = len(gramian)
-        return torch.from_numpy(softmax(np.zeros(size), presence(losses, size)))
+        return torch.from_numpy(softmax(np.zeros(size), presence(losses, size, type(self).__name__)))

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from gradbalance.balancers.active import Rows, over_unit
 from gradbalance.balancers.base import Balancer
-from gradbalance.balancers.checks import array, parts, vector
-from gradbalance.solvers.checks import unit_gramian
+from gradbalance.balancers.checks import Array, parts, vector
 from gradbalance.solvers.dual_cone import project
 
 
@@ -29,7 +28,8 @@ class UPGrad(Balancer):
     return something else; here all tolerances are relative and nothing is added.
 
     Args:
-        preference: p_k > 0, the objectives' parts in the sum, shape (K,). None: 1/K for K objectives with a gradient.
+        preference: p_k > 0, the objectives' parts in the sum, shape (K,); only ratios matter (they are brought to sum 1
+            over the objectives with a gradient). None: all equal.
 
     References:
         P. Quinton, V. Rey. Jacobian descent for multi-objective optimization. 2024, arXiv 2406.16232.
@@ -40,9 +40,9 @@ class UPGrad(Balancer):
 
     def weights(self, gramian: Tensor, losses: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Return λ; 0 for objectives without gradient."""
-        rows, norms, unit = unit_gramian(array(gramian))
-        found = np.zeros(len(gramian))
-        if len(rows) > 0:
+
+        def solve(unit: Array, norms: Array, rows: Rows) -> Array:
             lengths = norms * parts("preference", self.preference, rows, len(gramian))
-            found[rows] = lengths @ project(unit, np.eye(len(rows))) / norms
-        return torch.from_numpy(found)
+            return np.asarray(lengths @ project(unit, np.eye(len(rows))))
+
+        return over_unit(gramian, solve)

@@ -48,7 +48,7 @@ class Averaged(GramianEstimator):
     step's own inner product stands for both.
 
     Then U_kk is kept between ``min_signal`` · N_kk and N_kk, and correlations that cannot exist are replaced by close
-    ones that can, see :func:`~gradbalance.estimators.correlation.valid_correlation`; the same is done for N, whose
+    ones that can, see :func:`~gradbalance.solvers.semidefinite.correlations`; the same is done for N, whose
     pairs may have seen different steps. Only these two steps bias U.
 
     Args:

@@ -33,7 +33,7 @@ class HistoryGramian(Averaged):
     uses_history = True
     STATE: ClassVar[tuple[str, ...]] = (*Averaged.STATE, "past")
 
-    def __init__(self, history_decay: float = 0.9, ema_decay: float = 0.9, min_signal: float = 0.05) -> None:
+    def __init__(self, history_decay: float = 0.9, ema_decay: float = 0.9, min_signal: float = 0.01) -> None:
         super().__init__(ema_decay, min_signal)
         self.history_decay = number("history_decay", history_decay, "[0, 1)")
         self.past: list[float] = []

@@ -38,7 +38,7 @@ class SplitGramian(Averaged):
 
     least_micro_batches = 2
 
-    def __init__(self, parts: int = 2, ema_decay: float = 0.9, min_signal: float = 0.05) -> None:
+    def __init__(self, parts: int = 2, ema_decay: float = 0.9, min_signal: float = 0.01) -> None:
         super().__init__(ema_decay, min_signal)
         self.parts = integer("parts", parts, least=2)
 

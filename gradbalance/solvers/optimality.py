@@ -34,7 +34,8 @@ def kkt_residual(
     exactly at the optimum, and defined where d = 0. An error in Σ α_k = 1 counts as well.
 
     With a ceiling or constraints the multipliers are not known, and the residual is how far x_k = α_k ‖g_k‖ / ℓ moves,
-    at most over k, when a step down the gradient, x − ⟨g_k, d⟩ / (‖g_k‖ ℓ), is taken back to the nearest x allowed.
+    at most over k, when a step down the gradient, x − ⟨g_k, d⟩ / (‖g_k‖ ℓ), is taken back to the nearest x allowed; or
+    by how much α misses floor, ceiling, constraints or Σ α_k = 1, if that is more. It needs norms within six decades.
 
     Args:
         gramian: ⟨g_k, g_l⟩, shape (K, K). Rows that are zero, relative to the largest, are left out.
@@ -81,6 +82,7 @@ def _natural_residual(m: Array, weights: Array, floor: float, ceiling: float, co
     allowed = simplex_with(
         np.where(active, floor, 0.0), ceiling, None if constraints is None else as_arrays(constraints, len(m))
     )
+    missed = allowed.missed(weights)
     idle = np.eye(len(m))[~active]
     allowed = allowed.with_equal(idle, idle @ weights)
     length = float(abs(weights) @ norms) or 1.0
@@ -88,6 +90,6 @@ def _natural_residual(m: Array, weights: Array, floor: float, ceiling: float, co
     x = weights / c
     gradient = np.where(active, c * (m @ weights) / length**2, 0.0)
     try:
-        return float(abs(x - allowed.scaled(c).nearest(x - gradient)).max())
+        return max(missed, float(abs(x - allowed.scaled(c).nearest(x - gradient)).max()))
     except EmptyError:
         return math.inf

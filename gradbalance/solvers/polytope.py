@@ -50,6 +50,11 @@ class Polytope(NamedTuple):
         inside = (self.rows @ x >= self.least).all() and abs(self.equal @ x - self.target).max(initial=0.0) <= HELD
         return bool(inside)
 
+    def missed(self, x: Array) -> float:
+        """Return by how much x is outside, at most over the rows."""
+        short = (self.least - self.rows @ x).max(initial=0.0)
+        return float(max(short, abs(self.equal @ x - self.target).max(initial=0.0)))
+
     def held(self, x: Array) -> NDArray[np.bool_]:
         """Say which of the inequalities hold with equality at x."""
         held: NDArray[np.bool_] = self.rows @ x - self.least <= HELD * max(1.0, float(abs(x).max()))
@@ -69,9 +74,7 @@ class Polytope(NamedTuple):
         for slack in (0.0, HELD):  # what is left of a set may be too small to survive rounding
             lacking = (self.least - slack - self.rows @ point)[undecided]
             found = point + basis @ _least_step(along[undecided], lacking) if (lacking > 0).any() else point
-            short = (self.least - self.rows @ found).max(initial=0.0)
-            apart = abs(self.equal @ found - self.target).max(initial=0.0)
-            if max(short, apart) <= FEASIBLE * max(1.0, float(abs(found).max())):
+            if self.missed(found) <= FEASIBLE * max(1.0, float(abs(found).max())):
                 return found
         raise EmptyError
 

@@ -14,7 +14,7 @@ from gradbalance.solvers.constraints import Constraints, LinearConstraint, prepa
 from gradbalance.solvers.derivative import differentiable
 from gradbalance.solvers.exact import Array
 from gradbalance.solvers.mixing import group, prefer
-from gradbalance.solvers.polytope import EmptyError, Polytope, simplex_with
+from gradbalance.solvers.polytope import FEASIBLE, EmptyError, Polytope, simplex_with
 from gradbalance.solvers.standard import ALL_FLOOR, min_norm_with_floor, raise_floor, standard_form
 
 SOLVERS = ("exact", "cvxpy", "cvxpylayers")
@@ -63,6 +63,7 @@ def min_norm(
     Raises:
         ValueError: ``gramian`` is not square, symmetric and finite, an option is out of range, or no α meets floor,
             ceiling and constraints.
+        RuntimeError: a conic solver failed.
         ImportError: the package of ``solver``, or cvxpy for a function as constraints, is not installed.
 
     Note:
@@ -70,7 +71,8 @@ def min_norm(
         less, under ceiling and constraints 1e-10. On raw ones it is the same relative to the sum of the lengths
         Σ α_k ‖g_k‖, but whether long gradients cancel to within 1e-8 of their length or exactly is a matter of
         rounding, which short ones among them then depend on. Under ceiling and constraints this is for norms within six
-        decades of each other; at eight, α was seen to miss them by 1e-4: scale to unit gradients first.
+        decades of each other. Beyond, α still meets them, but of gradients shorter than 1e-5 of the longest one may be
+        taken for another: scale to unit gradients first.
 
         *Derivative*, with respect to ``gramian`` and ``preference``: that of the optimality conditions with the set of
         the inequalities that hold with equality kept fixed. It can be taken once. Where α has none, the answer is still
@@ -94,6 +96,14 @@ def min_norm(
     if solver == "enumeration" or (isinstance(gramian, Tensor) and gramian.dim() > 2):
         return _batch(gramian, options)
     return _single(gramian, options)
+
+
+NARROWED = 1e-5
+"""Shorter gradients, relative to the longest, count as so long where ceiling or constraints are lost in rounding."""
+
+
+MISSED = 1e-3
+"""A conic solver that misses the constraints by more has failed; it ends within about 1e-6, or 1e-4 for cvxpylayers."""
 
 
 class Options(NamedTuple):
@@ -213,10 +223,19 @@ def _exact(m: Array, region: Region) -> tuple[Array, Polytope | None]:
     polytope = region.polytope(m)
     if not polytope.has(alpha):  # else: optimal in the larger set, optimal in the smaller one
         try:
-            alpha = np.clip(constrained.solve(m, polytope, alpha), region.lower(m), region.ceiling)  # rounding
+            alpha = np.clip(_within(m, polytope, alpha), region.lower(m), region.ceiling)  # rounding
         except EmptyError:
             raise region.empty() from None
     return alpha, polytope
+
+
+def _within(m: Array, polytope: Polytope, guess: Array) -> Array:
+    """Return the best α of a polytope; always one of it, whatever rounding does to norms that are far apart."""
+    found = constrained.solve(m, polytope, guess)
+    if polytope.missed(found) > FEASIBLE:
+        shortest = np.where(active_rows(np.sqrt(m.diagonal())), NARROWED**2 * m.diagonal().max(), 0.0)
+        found = constrained.solve(m + np.diag(np.maximum(shortest - m.diagonal(), 0.0)), polytope, guess)
+    return found if polytope.missed(found) <= FEASIBLE else polytope.nearest(found)
 
 
 def _conic(m: Array, region: Region) -> Array:
@@ -225,9 +244,22 @@ def _conic(m: Array, region: Region) -> Array:
     norms, c, restriction = _limited_form(m, region)
     try:
         alpha = c * convex.solve_within(m / (norms[:, None] * norms), restriction)
-        return np.clip(alpha, region.lower(m), region.ceiling)
     except EmptyError:
-        raise region.empty() from None
+        raise _lost("cvxpy") if region.others is None else region.empty() from None
+    _check_met(alpha, region, m, "cvxpy")
+    return np.clip(alpha, region.lower(m), region.ceiling)
+
+
+def _check_met(alpha: Array, region: Region, m: Array, solver: str) -> None:
+    if not region.polytope(m).missed(alpha) <= MISSED:
+        raise _lost(solver)
+
+
+def _lost(solver: str) -> RuntimeError:
+    return RuntimeError(
+        f"solver={solver!r} found no α that meets ceiling and constraints, though there is one: the norms of the "
+        "gradients are too far apart for it. Scale them to unit norm, or use solver='exact'"
+    )
 
 
 def _limited_form(m: Array, region: Region) -> tuple[Array, Array, convex.Restriction]:
@@ -254,7 +286,9 @@ def _differentiable_conic(gramian: Tensor, region: Region) -> Tensor:
             beta = convex.solve_within_differentiable(symmetric * inverse[:, None] * inverse, restriction)
         except EmptyError:
             raise region.empty() from None
-        return torch.from_numpy(c) * beta
+        alpha = torch.from_numpy(c) * beta
+        _check_met(alpha.detach().numpy(), region, m, "cvxpylayers")
+        return alpha
     rows, lengths, weights, _ = (torch.from_numpy(part) for part in standard_form(m, floor))
     if len(rows) == 0:
         return torch.full_like(gramian[0], 1.0 / len(gramian))

@@ -6,12 +6,12 @@ A wrong key or value raises `UserError`, one line that names the key, the value 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"
@@ -36,12 +36,16 @@ class Section(BaseModel):
 class Prompts(Section):
     """Prompt files (`.txt`, or GenEval's `.jsonl`), relative to the working directory or to this folder.
 
-    Every file, and within it every GenEval `tag` with and without quoted text, is a stratum; each step draws the same
-    number of prompts from each.
+    Every file, and within it every GenEval `tag` with and without quoted text, is a stratum. Training draws from each
+    stratum in proportion to its share, evaluation equally.
     """
 
     train: list[str] = Field(min_length=1)
     held_out: list[str] = Field(min_length=1)
+    shares: list[Count] | None = Field(
+        default=None,
+        description="one per training stratum, in the files' order; [9, 1]: one prompt in ten from the second",
+    )
 
 
 class Lora(Section):
@@ -79,6 +83,9 @@ class Loss(Section):
     advantage_clip: float = Field(default=5.0, gt=0, description="A_max")
     timestep_fraction: float = Field(default=0.99, gt=0, le=1, description="share of the sampling timesteps trained on")
     train_timesteps: Count | None = Field(default=None, description="fewer timesteps per picture")
+    signal_gradients: bool = Field(
+        default=False, description="balance the gradients without the pull to `old` that all rewards share"
+    )
     micro_batch: int = Field(default=9, ge=1, description="pictures per forward")
 
 
@@ -95,16 +102,25 @@ class Optimizer(Section):
 class Balance(Section):
     """How the objectives' gradients become one update; see `BalancedOptimizer` for the meaning of each."""
 
-    options: dict[str, Any] = Field(default={}, description="the balancer's own options, e.g. preference")
+    options: dict[str, Any] = Field(
+        default={}, description="the balancer's own; preference, floor and ceiling also by name: {preference: {ocr: 2}}"
+    )
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description="null: the method's own")
     refresh_every: int = Field(default=1, ge=1)
     refresh_micro_batches: Count | None = None
+    gramian_estimator: Literal["plain", "split", "history"] = Field(
+        default="plain", description="split compares micro-batches, history steps, to tell signal from noise"
+    )
+    estimator_options: dict[str, Any] = Field(default={}, description="the estimator's own, e.g. ema_decay")
+    uniform_after: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="from this step on equal weights; null: never"
+    )
 
 
 class WeightedSum(Section):
-    """The comparison method: one objective, the weighted sum of the raw rewards."""
+    """The comparison methods with one objective: the weighted sum of the raw rewards, and GDPO's of the normalised."""
 
-    weights: list[float] | None = Field(default=None, description="one per reward; default 1 each")
+    weights: list[float] | None = Field(default=None, description="one per reward; default 1 each; not for gdpo")
     measure_every: int = Field(default=5, ge=1, description="steps between measurements of the cosines")
 
 
@@ -122,6 +138,7 @@ class Evaluation(Section):
     steps: int = Field(default=40, ge=2)
     sampler: Sampler = "euler"
     pictures: int = Field(default=512, ge=1, description="in equal shares from every stratum; prompts repeat as needed")
+    images_per_prompt: int = Field(default=1, ge=1, description="pictures in a row from one prompt")
     batch: int = Field(default=16, ge=1)
     every: int = Field(default=0, ge=0, description="steps between evaluations; 0: only before and after")
     grid: int = Field(default=16, ge=1, description="pictures in samples/*.png")
@@ -141,7 +158,20 @@ class Config(Section):
     prompts: Prompts
     rewards: list[str] = Field(min_length=1)
     held_out_rewards: list[str] = Field(default=[], description="measured on the held-out prompts, never trained on")
-    method: str = Field(default="marble", description="a balancer's name, or weighted_sum (of the raw rewards)")
+    reward_scale: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default={}, description="training sees a reward times this; held-out measurements stay in its own units"
+    )
+    method: str = Field(default="marble", description="a balancer's name, weighted_sum (of the raw rewards) or gdpo")
+    caps: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default={}, description="a reward whose moving mean is beyond its cap leaves the balance until it falls"
+    )
+    reward_dropout: float = Field(default=0.0, ge=0, lt=1, description="chance that a reward sits a step out")
+    reward_groups: list[Annotated[list[str], Field(min_length=1)]] = Field(
+        default=[], description="rewards that count as one, their mean; each of the others is a group of its own"
+    )
+    allocate_prompts: Literal["fixed", "signal"] = Field(
+        default="fixed", description="signal: more prompts for strata whose rewards are drowned in noise"
+    )
     steps: int = Field(ge=1, description="optimizer steps")
     save_every: int = Field(default=30, ge=1)
     lora: Lora = Lora()
@@ -152,6 +182,15 @@ class Config(Section):
     weighted_sum: WeightedSum = WeightedSum()
     averages: Averages = Averages()
     evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _scaled_rewards_are_trained_on(self) -> Config:
+        for name in self.reward_scale:
+            if name not in self.rewards:
+                raise ValueError(
+                    f"reward_scale names {name!r}, which is not among the rewards ({', '.join(self.rewards)})"
+                )
+        return self
 
     def to_yaml(self) -> str:
         """The whole resolved config as YAML that `load_config` reads back to an equal config."""
@@ -192,6 +231,13 @@ def load_config(name: str, overrides: list[str] | None = None) -> Config:
         raise UserError(_explain(error, path)) from None
 
 
+def check_rewards(key: str, names: Iterable[str], rewards: Sequence[str]) -> None:
+    """Raise `UserError` if a setting names a reward that the run does not train on."""
+    for name in names:
+        if name not in rewards:
+            raise UserError(f"{key} names {name!r}, which is no reward of this run{_nearest(name, list(rewards))}")
+
+
 def resolve_path(name: str) -> Path:
     """A file given in a config: relative to the working directory, else to this folder."""
     for path in (Path(name), HERE / name):
@@ -226,6 +272,8 @@ def _explain(error: ValidationError, path: Path) -> str:
         text = f"unknown key {key!r}{_nearest(str(name), _keys_at(section), section)}"
     elif problem["type"] == "missing":
         text = f"key {key!r} is missing"
+    elif not key:  # several keys do not fit each other
+        text = str(problem["ctx"]["error"])
     else:
         text = f"{key}={problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

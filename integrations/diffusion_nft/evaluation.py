@@ -42,9 +42,15 @@ class HeldOut:
         self.rewards = rewards
         strata = load_strata(config.prompts.held_out)
         share = -(-self._settings.pictures // len(strata))
-        chosen = [(s, spread(i, share, len(stratum))) for s, stratum in enumerate(strata) for i in range(share)]
+        chosen = [(s, p) for s, stratum in enumerate(strata) for p in self._choose(share, len(stratum))]
         self.prompts = [strata[s][i] for s, i in chosen]
         self.groups = np.unique(chosen, axis=0, return_inverse=True)[1]
+
+    def _choose(self, share: int, available: int) -> list[int]:
+        """The prompt of each of a stratum's pictures, by its place in the stratum."""
+        each = self._settings.images_per_prompt
+        turns = -(-share // each)
+        return [spread(i // each, turns, available) for i in range(share)]
 
     def measure(self, check: Callable[[], None] = lambda: None) -> Rollout:
         """Pictures and rewards of the active policy."""

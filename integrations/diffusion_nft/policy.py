@@ -88,6 +88,11 @@ class Policy:
         """The trained LoRA parameters, in a fixed order."""
         return list(self._trained.values())
 
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether `old` is the trained LoRA itself at every step, so that its forward need not be made twice."""
+        return self._averages.old_decay == "0"
+
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Inside, the transformer is the policy that samples (`old`)."""

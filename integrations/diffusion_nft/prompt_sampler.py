@@ -1,4 +1,4 @@
-"""Which prompts an optimizer step sees: equal shares of every stratum, each stratum shuffled and used up in turn.
+"""Which prompts an optimizer step sees: fixed shares of every stratum, each stratum shuffled and used up in turn.
 
 The draw is a function of the seed and the step alone, so a resumed run goes on where it was.
 """
@@ -40,20 +40,57 @@ class PromptSampler:
         strata: Lists of prompts.
         per_step: Prompts per step; they go round the strata, so with fewer prompts than strata the turn moves on.
         seed: Decides the order.
+        shares: One positive integer per stratum: of every `sum(shares)` prompts in a row, so many are from it, evenly
+            spread. None: one each.
+
+    Raises:
+        UserError: There are not as many shares as strata.
     """
 
-    def __init__(self, strata: Sequence[Sequence[Prompt]], per_step: int, seed: int) -> None:
+    def __init__(
+        self, strata: Sequence[Sequence[Prompt]], per_step: int, seed: int, shares: Sequence[int] | None = None
+    ) -> None:
+        if shares is not None and len(shares) != len(strata):
+            firsts = ", ".join(repr(stratum[0].text) for stratum in strata)
+            raise UserError(
+                f"prompts.shares={list(shares)} has {len(shares)} values for {len(strata)} strata, which begin with "
+                f"{firsts}"
+            )
+        self._shares = [1] * len(strata) if shares is None else list(shares)
+        turns = [((i + 0.5) / share, s) for s, share in enumerate(self._shares) for i in range(share)]
+        self._round = [stratum for _, stratum in sorted(turns)]
         self._strata = strata
         self._per_step = per_step
         self._seed = seed
+
+    @property
+    def shares(self) -> list[float]:
+        """Each stratum's share of the prompts that `draw` draws; they sum to 1."""
+        return [share / sum(self._shares) for share in self._shares]
 
     def draw(self, step: int) -> list[Prompt]:
         """The prompts of optimizer step `step` (from 0)."""
         drawn = []
         for position in range(step * self._per_step, (step + 1) * self._per_step):
-            index, stratum = divmod(position, len(self._strata))
-            prompts = self._strata[stratum]
-            lap, place = divmod(index, len(prompts))
-            order = torch.randperm(len(prompts), generator=generator(self._seed, "prompts", stratum, lap))
-            drawn.append(prompts[int(order[place])])
+            turn, place_in_round = divmod(position, len(self._round))
+            stratum = self._round[place_in_round]
+            index = turn * self._shares[stratum] + self._round[:place_in_round].count(stratum)
+            drawn.append(self._prompt(stratum, index))
         return drawn
+
+    def draw_counts(self, counts: Sequence[int], before: Sequence[int]) -> list[Prompt]:
+        """The next prompts of each stratum, stratum by stratum.
+
+        Args:
+            counts: How many of each.
+            before: How many of each have been drawn.
+        """
+        places = enumerate(zip(before, counts, strict=True))
+        return [self._prompt(s, index) for s, (first, count) in places for index in range(first, first + count)]
+
+    def _prompt(self, stratum: int, index: int) -> Prompt:
+        """The `index`-th prompt that is drawn from a stratum."""
+        prompts = self._strata[stratum]
+        lap, place = divmod(index, len(prompts))
+        order = torch.randperm(len(prompts), generator=generator(self._seed, "prompts", stratum, lap))
+        return prompts[int(order[place])]

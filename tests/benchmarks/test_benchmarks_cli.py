@@ -2,10 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import agreement, landscape
+from benchmarks import agreement, landscape, noise
 from benchmarks.__main__ import COMMANDS, main
 from benchmarks.methods import make
 from gradbalance.balancers import available
@@ -72,6 +73,31 @@ def test_paths(tmp_path, capsys):
     assert json.loads(out.read_text())["arrived"] == {"marble": [False] * 5, "famo": [False] * 5}
 
 
+def test_noise(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(noise, "LEVELS", (0.95,))
+    monkeypatch.setattr(noise, "DIMENSIONS", (50_000,))
+    monkeypatch.setattr(noise, "JUDGED", 5)
+    monkeypatch.setattr(noise, "AT", 0.95)
+    out, picture = tmp_path / "noise.json", tmp_path / "noise.png"
+    assert main(["noise", "--draws", "2", "--picture", str(picture), "--out", str(out)]) == 0
+    assert picture.stat().st_size > 1000
+    progress = json.loads(out.read_text())["progress"]["agreeing"]["50000"]["0.95"]
+    assert set(progress) == set(noise.METHODS)
+    assert progress["noise-aware max–min"]["worst"][0] > progress["Marble, batch"]["worst"][0]
+
+
+def test_inner_products_under_noise_are_what_is_said_of_them():
+    """On average U + E/A for a step and U across its parts, and the signals along themselves."""
+    rng, signals, ratio = np.random.default_rng(0), np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([2.0, 0.5])
+    steps = [noise._step(rng, signals, ratio, 100) for _ in range(4000)]
+    noisy, signal = noise.estimate([gramian for gramian, _ in steps], 0.0)
+    u = signals @ signals.T
+    expected = u + np.outer(ratio, ratio) * ((1 - noise.SHARED) * np.eye(2) + noise.SHARED)
+    np.testing.assert_allclose(signal, u, atol=0.03)
+    np.testing.assert_allclose(noisy, expected, atol=0.03)
+    np.testing.assert_allclose(np.mean([along for _, along in steps], axis=(0, 1)), u, atol=0.03)
+
+
 def test_the_landscape_has_its_known_minima():
     best = landscape.objectives(torch.tensor([7.0, -8.4345], dtype=torch.float64))
     assert best[0].item() == pytest.approx(-19.9894 * landscape.SCALE, abs=1e-4)
@@ -96,6 +122,7 @@ def test_a_path_ends_where_it_should():
         (["agreement", "--methods", "marbel"], "nothing to compare 'marbel' with"),
         (["paths", "--steps", "0"], "--steps must be at least 1"),
         (["paths", "--picture", "/nowhere/x.png"], "the folder /nowhere does not exist"),
+        (["noise", "--draws", "1"], "--draws must be at least 2"),
         (["directions", "--picture", "/nowhere/x.png"], "the folder /nowhere does not exist"),
         (["speed", "--batch", "0"], "--batch and --rounds must be at least 1"),
         (["balancers", "--out", "/nowhere/x.json"], "the folder /nowhere does not exist"),

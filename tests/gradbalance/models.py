@@ -58,3 +58,16 @@ class LinearLosses:
 
     def losses(self):
         return list(self.rows @ self.x)
+
+
+def parameters_of(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def train(model, optimizer, data, losses=None):
+    """Steps of one batch each; the report of the last."""
+    for x in data:
+        optimizer.zero_grad()
+        report = optimizer.backward((losses or model.losses)(x))
+        optimizer.step()
+    return report

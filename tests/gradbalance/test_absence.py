@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from gradbalance import BalancedOptimizer, MarbleOptimizer, NonFiniteError
+from gradbalance.balancers import Grouped, Marble
+from gradbalance.solvers import LinearConstraint
 from gradbalance.state import KEY
 from tests.gradbalance.models import LinearLosses
 
@@ -179,3 +181,21 @@ def test_parameters_that_come_between_micro_batches_are_refused(how):
     optimizer.zero_grad()
     optimizer.backward([(w + v)[0], (w + v)[1]])
     torch.testing.assert_close(v.grad, w.grad)
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.7])
+@pytest.mark.parametrize(
+    "balancer",
+    [Grouped("marble", [[0, 1], [2]]), Marble(ceiling=0.4), Marble(constraints=LinearConstraint([1, 0, 0], 0.2))],
+    ids=["grouped", "ceiling", "constraint"],
+)
+def test_what_a_solve_leaves_to_absent_objectives_goes_to_the_present_ones(balancer, ema_decay):
+    """Weights on the simplex stay there, so that no step is shorter for an absence."""
+    x = torch.zeros(3, requires_grad=True)
+    optimizer = BalancedOptimizer(torch.optim.SGD([x], lr=0.0), balancer, ema_decay=ema_decay)
+    for absent in ({}, {0}, {1}, {}, {2}):
+        optimizer.zero_grad()
+        optimizer.backward([None if k in absent else (x[k] - 1).square() for k in range(3)])
+        optimizer.step()
+        weights = optimizer.param_groups[0][KEY]["weights"]
+        assert sum(weights) == pytest.approx(1.0)

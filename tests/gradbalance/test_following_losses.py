@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradbalance import BalancedOptimizer
+from gradbalance.balancers import FAMO
 from gradbalance.state import KEY
 from tests.gradbalance.loss_ratios import LossRatios
 from tests.gradbalance.models import OneTrunk, TwoHeads
@@ -40,6 +41,33 @@ def test_an_amortised_step_uses_the_losses_up_to_the_last_one():
     ratios = (1 + LOSSES[1:] / LOSSES[:-1]).tolist()
     assert used == [[1.0, 1.0], [1.0, 1.0], ratios[0], ratios[1], ratios[3]]  # a refresh uses its own
     assert optimizer.param_groups[0][KEY]["balancer"] == {"last": [8.0, 3.0], "calls": 5}
+
+
+@pytest.mark.parametrize("refresh_micro_batches", [1, 2])
+def test_a_refresh_that_measures_some_micro_batches_learns_from_the_losses_of_all(refresh_micro_batches):
+    """Whole sums at the first step and every later one, whatever is measured, for the next one."""
+    parameter, optimizer = one_parameter(refresh_every=2, refresh_micro_batches=refresh_micro_batches)
+    used = []
+    for losses in LOSSES:
+        for i in range(3):
+            report = optimizer.backward([loss / 3 * parameter.sum() for loss in losses], accumulate=i < 2)
+        used.append(report.coefficients.tolist())
+        optimizer.step()
+        assert optimizer.param_groups[0][KEY]["balancer"]["last"] == pytest.approx(losses.tolist())
+    ratios = (1 + LOSSES[1:] / LOSSES[:-1]).tolist()
+    assert used == [pytest.approx(wanted) for wanted in ([1.0, 1.0], [1.0, 1.0], *ratios[:3])]
+
+
+def test_famo_with_bounds_sees_no_part_of_a_loss():
+    x = torch.zeros(1, requires_grad=True)
+    optimizer = BalancedOptimizer(
+        torch.optim.SGD([x], lr=0.0), FAMO(min_losses=[1.5, 1.5]), refresh_every=2, refresh_micro_batches=1
+    )
+    for _ in range(4):
+        for i in range(4):
+            optimizer.backward([(x - 1).square().sum() / 2, (x + 1).square().sum() / 2], accumulate=i < 3)
+        optimizer.step()
+    assert optimizer.coefficients.tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_one_backward_an_amortised_step():

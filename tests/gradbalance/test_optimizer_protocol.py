@@ -10,8 +10,8 @@ import torch
 
 from gradbalance import MarbleOptimizer, NonFiniteError
 from gradbalance.state import KEY
-from tests.gradbalance.models import LinearLosses, OneTrunk, TwoHeads, batches, flat_gradient
-from tests.gradbalance.training import build, parameters_of, train
+from tests.gradbalance.models import LinearLosses, OneTrunk, TwoHeads, batches, flat_gradient, parameters_of
+from tests.gradbalance.training import build, train
 
 
 def test_it_shares_the_inner_optimizers_parts():

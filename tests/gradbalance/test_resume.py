@@ -17,8 +17,8 @@ from gradbalance import BalancedOptimizer, MarbleOptimizer
 from gradbalance.balancers import available, get
 from gradbalance.state import KEY
 from tests.gradbalance.balancers import catalogue
-from tests.gradbalance.models import LinearLosses, OneTrunk, TwoHeads, batches
-from tests.gradbalance.training import build, everything_of, parameters_of, record_of, train
+from tests.gradbalance.models import LinearLosses, OneTrunk, TwoHeads, batches, parameters_of
+from tests.gradbalance.training import build, everything_of, record_of, train
 
 EVERY = 3  # refresh_every; every phase of it is saved at
 

@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import (
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradbalance import BalancedOptimizer, MarbleOptimizer
-from tests.gradbalance.models import OneTrunk, batches
-from tests.gradbalance.training import build, everything_of, parameters_of, train
+from tests.gradbalance.models import OneTrunk, batches, parameters_of
+from tests.gradbalance.training import build, everything_of, train
 
 STEPS = 12
 SCHEDULERS = {

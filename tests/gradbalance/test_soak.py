@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gradbalance import MarbleOptimizer, NonFiniteError
-from tests.gradbalance.models import OneTrunk, TwoHeads, batches
+from tests.gradbalance.models import OneTrunk, TwoHeads, batches, parameters_of
 from tests.gradbalance.reference import ReferenceMarble
-from tests.gradbalance.training import parameters_of
 
 K = 3
 RATE = 0.005  # small enough for a stable run, in which rounding errors die out: at 0.02 they grow as the loss does
@@ -256,7 +255,8 @@ def test_five_thousand_steps(model, modes):
             looks.append(in_memory())
     assert 0.1 < (parameters_of(pair.model) - start).abs().max() < 10  # it trained, and did not run away
     tensors, things, megabytes = zip(*looks, strict=True)
-    # One more a step would be 500 from one look to the next. Gradients come and go with the objectives.
-    assert max(tensors) - min(tensors) <= 2 * len(pair.twin.parameters)
-    assert max(things) - min(things) < 250
+    # One more a step would be 500 from one look to the next. Gradients come and go with the objectives, and what other
+    # tests left behind may go at any time.
+    assert max(tensors) - tensors[0] <= 2 * len(pair.twin.parameters)
+    assert max(things) - things[0] < 250
     assert megabytes[-1] - megabytes[0] < 2.0

@@ -4,7 +4,7 @@ import torch
 
 from gradbalance import BalancedOptimizer, MarbleOptimizer
 from gradbalance.state import KEY
-from tests.gradbalance.models import TwoHeads
+from tests.gradbalance.models import TwoHeads, parameters_of
 
 
 def build(seed=0, model=TwoHeads, balancer=None, **options):
@@ -24,10 +24,6 @@ def train(model, optimizer, data, scheduler=None):
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
-
-
-def parameters_of(model):
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 def everything_of(model, optimizer):

@@ -1,5 +1,6 @@
 """What every balancer keeps to, whatever its method; and finding one by name. Its promises are in the catalogue."""
 
+import contextlib
 import copy
 import math
 import pickle
@@ -209,6 +210,16 @@ def test_the_inputs_are_left_as_they_are(name):
 def test_the_signal_is_accepted(name):
     m = torch.eye(3, dtype=torch.float64)
     assert EVERY[name].make(3).coefficients(m, torch.ones(3), m.clone()).shape == (3,)
+
+
+@every
+def test_losses_and_signals_of_another_number_of_objectives(name):
+    m = torch.eye(3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"signal must have the gramian's shape \(3, 3\), got \(5, 5\)"):
+        EVERY[name].make(3).coefficients(m, torch.ones(3), torch.eye(5))
+    with contextlib.suppress(ValueError):  # others do not look at them
+        found = EVERY[name].make(3).coefficients(m, torch.ones(2))
+        assert torch.equal(found, EVERY[name].make(3).coefficients(m, torch.ones(3)))
 
 
 @every

@@ -178,6 +178,19 @@ def test_a_negative_coefficient_takes_away_noise_that_is_shared():
     assert progress(u, nash).prod() / length(n, nash) ** 2 > 1.2 * progress(u, max_min).prod() / length(n, max_min) ** 2
 
 
+@settings(max_examples=50, deadline=None)
+@given(noisy(families=("many parameters", "shared direction")))
+def test_nash_is_the_bargain_between_the_filtered_gradients(problem):
+    """ŝ = UN⁻¹g, Wiener's filter, has the Gramian UN⁻¹U; measured by the signals' norms."""
+    n, u = problem
+    lengths = np.sqrt(np.diag(u))
+    filtered = u @ np.linalg.solve(n, u) / np.outer(lengths, lengths)
+    shares = NashMTL().coefficients(torch.from_numpy((filtered + filtered.T) / 2)).numpy()
+    expected = np.linalg.solve(n, u @ (shares / lengths))
+    found = solve(n, u, 1.0)
+    np.testing.assert_allclose(found / length(n, found), expected / length(n, expected), rtol=0, atol=1e-7)
+
+
 # --- Without noise ----------------------------------------------------------------------------------------------------
 
 

@@ -19,23 +19,24 @@ def test_upgrad_of_two_conflicting_gradients():
 
 
 def test_dual_proj_of_two_conflicting_gradients():
-    """The mean, (0, ½), is in conflict with neither; twice as much of g_1 would be with g_2: (1, ½) → (¾, ¾)."""
+    """The mean, (0, ½), is in conflict with neither; three parts of g_1 to one of g_2, (½, ¼), go to (⅜, ⅜)."""
     np.testing.assert_allclose(DualProj().coefficients(gramian(CONFLICT)), [0.5, 0.5])
     preferred = DualProj(preference=[1.5, 0.5]).coefficients(gramian(CONFLICT)).numpy()
-    np.testing.assert_allclose(preferred @ CONFLICT, [0.75, 0.75])
-    np.testing.assert_allclose(preferred, [1.5, 0.75])
+    np.testing.assert_allclose(preferred @ CONFLICT, [0.375, 0.375])
+    np.testing.assert_allclose(preferred, [0.75, 0.375])
 
 
 @pytest.mark.parametrize("method", [UPGrad, DualProj])
 def test_without_conflict_it_is_the_mean(method):
     gradients = np.array([[1.0, 0.0], [1.0, 2.0]])
     np.testing.assert_allclose(method().coefficients(gramian(gradients)), [0.5, 0.5])
-    np.testing.assert_allclose(method(preference=[3.0, 1.0]).coefficients(gramian(gradients)), [3.0, 1.0])
+    np.testing.assert_allclose(method(preference=[3.0, 1.0]).coefficients(gramian(gradients)), [0.75, 0.25])
+    np.testing.assert_allclose(method(preference=[1.0, 1.0]).coefficients(gramian(gradients)), [0.5, 0.5])
 
 
 def test_preference_weighs_the_projections():
     m = gramian(CONFLICT)
-    np.testing.assert_allclose(UPGrad([3.0, 1.0]).coefficients(m), [3 * 1 + 1, 3 * 0.5 + 1])
+    np.testing.assert_allclose(UPGrad([3.0, 1.0]).coefficients(m), [(3 * 1 + 1) / 4, (3 * 0.5 + 1) / 4])
 
 
 @settings(max_examples=50, deadline=None)

@@ -43,8 +43,8 @@ def test_found_by_name(name):
 
 
 def test_options_and_what_they_are_called():
-    assert repr(get("split", parts=3, ema_decay=0.5)) == "SplitGramian(parts=3, ema_decay=0.5, min_signal=0.05)"
-    assert repr(get("history")) == "HistoryGramian(history_decay=0.9, ema_decay=0.9, min_signal=0.05)"
+    assert repr(get("split", parts=3, ema_decay=0.5)) == "SplitGramian(parts=3, ema_decay=0.5, min_signal=0.01)"
+    assert repr(get("history")) == "HistoryGramian(history_decay=0.9, ema_decay=0.9, min_signal=0.01)"
     with pytest.raises(ValueError, match=r"no Gramian estimator is called 'splitt'; did you mean 'split'\?"):
         get("splitt")
     with pytest.raises(TypeError, match="'plain' has no option 'parts'"):
@@ -96,7 +96,7 @@ def test_both_results_are_valid_gramians(name, count, number, seed):
             assert (abs(matrix - matrix.T) <= 1e-15 * abs(matrix).max()).all()
             assert np.linalg.eigvalsh(matrix)[0] >= -1e-12 * count * matrix.diagonal().max()
         diagonal, noisy = found.signal.diagonal(), found.gramian.diagonal()
-        assert (diagonal >= 0.05 * noisy * (1 - 1e-12)).all()
+        assert (diagonal >= 0.01 * noisy * (1 - 1e-12)).all()
         assert (diagonal <= noisy).all()
 
 

@@ -116,6 +116,40 @@ def test_duplicates_share_under_a_ceiling():
     np.testing.assert_allclose(alpha, [0.2, 0.3, 0.2, 0.3], atol=1e-12)
 
 
+@pytest.mark.parametrize("decades", [3, 6, 8, 12])
+def test_norms_far_apart_never_lose_the_constraints(decades):
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        size = int(rng.integers(2, 12))
+        gradients = rng.standard_normal((size, 2 * size)) * 10.0 ** rng.uniform(-decades, 0, (size, 1))
+        ceiling = min(1.0, 1.3 / size + 0.2)
+        alpha = min_norm(gramian(gradients), ceiling=ceiling).numpy()
+        assert alpha.sum() == pytest.approx(1, abs=1e-8)
+        assert -1e-9 < alpha.min() <= alpha.max() < ceiling + 1e-9
+
+
+@pytest.mark.parametrize("short", [1e-3, 1e-8, 1e-12])
+def test_a_short_gradient_is_held_at_the_ceiling(short):
+    m = torch.diag(torch.tensor([1.0, 1.0, short**2, 1.0], dtype=torch.float64))
+    np.testing.assert_allclose(min_norm(m, ceiling=0.4), [0.2, 0.2, 0.4, 0.2], atol=1e-9)
+    np.testing.assert_allclose(
+        min_norm(m, constraints=LinearConstraint([0, 0, 1, 0], upper=0.4)), [0.2, 0.2, 0.4, 0.2], atol=1e-9
+    )
+
+
+def test_a_conic_solver_that_loses_the_constraints_says_so():
+    m = torch.diag(torch.tensor([1.0, 1.0, 1e-14, 1.0], dtype=torch.float64))
+    with pytest.raises(RuntimeError, match=r"solver='cvxpy' found no α .* use solver='exact'"):
+        min_norm(m, ceiling=0.4, solver="cvxpy")
+
+
+@pytest.mark.parametrize("alpha", [[0.3, 0.3, 0.4, 0.13], [0.1, 0.1, 0.7, 0.1], [0.25, 0.25, 0.25, 0.25]])
+def test_the_residual_counts_what_is_missed(alpha):
+    m = torch.diag(torch.tensor([1.0, 1.0, 1e-6, 1.0], dtype=torch.float64))
+    assert kkt_residual(m, torch.tensor([0.2, 0.2, 0.4, 0.2], dtype=torch.float64), ceiling=0.4) < 1e-9
+    assert kkt_residual(m, torch.tensor(alpha), ceiling=0.4) > 1e-3
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_duplicates_share_alike_to_what_a_ridge_can_tell(seed):
     """Which of the optimal α is the shortest is found by a ridge of 1e-10, against rounding of 1e-16 and some."""

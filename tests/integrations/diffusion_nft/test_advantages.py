@@ -1,9 +1,10 @@
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from integrations.diffusion_nft.advantages import group_advantages, weighted_sum
+from integrations.diffusion_nft.advantages import group_advantages, summed_advantages, weighted_sum
 
 NAN = float("nan")
 
@@ -17,7 +18,8 @@ def slow(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
             if np.isnan(value):
                 continue
             group = [row[j] for j in range(len(row)) if groups[j] == groups[i] and not np.isnan(row[j])]
-            out[k, i] = (value - np.mean(group)) / (np.std(valid) + 1e-4)
+            spread = np.std(valid) + 1e-4 * np.abs(valid).max()
+            out[k, i] = (value - np.mean(group)) / spread if spread else 0.0
     return out
 
 
@@ -53,6 +55,29 @@ def test_single_valid_picture_and_constant_reward_give_zero():
     assert result[0, 0] == 0
     assert result[0, 3] == 0
     assert (result[1] == 0).all()
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e-2, 1e2, 1e9])
+def test_other_units_change_nothing(factor):
+    rewards = torch.tensor([[0.1, 0.1003, NAN, 0.1001, 0.1002, 0.9]], dtype=torch.float64)
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])
+    result = group_advantages(rewards, groups)
+    torch.testing.assert_close(group_advantages(factor * rewards, groups), result, equal_nan=True, rtol=1e-12, atol=0)
+
+
+def test_the_floor_is_the_published_one_where_the_largest_reward_is_one():
+    rewards = torch.tensor([[0.0, 1.0, 0.5, 0.25]], dtype=torch.float64)
+    expected = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-4)
+    torch.testing.assert_close(group_advantages(rewards, torch.zeros(4, dtype=torch.long)), expected)
+
+
+def test_gdpo_sums_what_applies_and_has_unit_spread():
+    advantages = torch.tensor([[1.0, -1.0, NAN, 2.0], [2.0, NAN, NAN, -1.0]], dtype=torch.float64)
+    result = summed_advantages(advantages)
+    assert result[2].isnan()
+    total = torch.tensor([3.0, -1.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(result[[0, 1, 3]], total / total.std(correction=0))
+    assert summed_advantages(torch.zeros(2, 3)).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_missing_reward_does_not_dilute_the_others():

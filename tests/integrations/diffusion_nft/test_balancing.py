@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gradbalance import AffineLoss, MarbleOptimizer
-from integrations.diffusion_nft.advantages import group_advantages
+from integrations.diffusion_nft.advantages import group_advantages, summed_advantages
 from integrations.diffusion_nft.balancing import Method
 from integrations.diffusion_nft.config import Config, UserError
 
@@ -64,6 +64,20 @@ def test_weighted_sum_advantages_are_those_of_the_raw_sum(config):
     torch.testing.assert_close(result[2:], group_advantages(torch.tensor([[2.0, 7.0, 4.0]]), groups))
 
 
+def test_gdpo_steps_along_the_sum_of_normalised_rewards(config):
+    built = method(config, method="gdpo")
+    assert built.names == ["redness", "darkness", "gdpo"]
+    rewards = torch.tensor([[1.0, 2.0, 4.0], [100.0, 500.0, NAN]], dtype=torch.float64)
+    groups = torch.zeros(3, dtype=torch.long)
+    result = built.advantages(rewards, groups)
+    each = group_advantages(rewards, groups)
+    torch.testing.assert_close(result[:2], each, equal_nan=True)
+    torch.testing.assert_close(result[2], summed_advantages(each))
+    parameter, optimizer, losses = quadratic(built, torch.tensor([[1.0], [2.0], [5.0]], dtype=torch.float64))
+    optimizer.backward(losses())
+    assert parameter.grad.tolist() == [5.0]
+
+
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
@@ -73,6 +87,7 @@ def test_weighted_sum_advantages_are_those_of_the_raw_sum(config):
         ({"balance": {"options": {"floor": 0.9}}}, ["floor"]),
         ({"method": "weighted_sum", "weighted_sum": {"weights": [1.0]}}, ["weights=[1.0]", "1 values for 2 rewards"]),
         ({"method": "weighted_sum", "balance": {"options": {"weights": [1, 1]}}}, ["weighted_sum.weights"]),
+        ({"method": "gdpo", "balance": {"options": {"weights": [1, 1]}}}, ["gdpo takes none"]),
     ],
 )
 def test_wrong_methods_are_named_in_one_line(config, changes, parts):

@@ -66,6 +66,10 @@ def test_written_config_reads_back_equal(file, tmp_path):
         ("=3", ["not key=value"]),
         ("seed.x=1", ["'seed' is a single value"]),
         ("seed=[1", ["not YAML"]),
+        ("reward_scale={redness: 0}", ["reward_scale.redness=0", "greater than 0"]),
+        ("reward_scale={redness: .inf}", ["reward_scale.redness=inf", "finite"]),
+        ("reward_scale={blueness: 2}", ["yaml: reward_scale names 'blueness'", "redness, darkness"]),
+        ("prompts.shares=[1, 0]", ["prompts.shares.1=0", "greater than or equal to 1"]),
     ],
 )
 def test_wrong_overrides_are_named_in_one_line(file, override, parts):

@@ -84,6 +84,14 @@ def test_repeats_are_grouped_by_prompt(config, pipeline):
         assert len({held_out.prompts[i] for i in np.flatnonzero(held_out.groups == group)}) == 1
 
 
+def test_a_prompt_can_be_given_several_pictures(config, pipeline):
+    changed = config.model_copy(
+        update={"evaluation": config.evaluation.model_copy(update={"pictures": 12, "images_per_prompt": 4})}
+    )
+    held_out = HeldOut(changed, Latents(pipeline, None, 8), stub_rewards(["redness"]))
+    assert sorted(np.bincount(held_out.groups).tolist()) == [2, 2, 4, 4]
+
+
 def test_few_pictures_are_equal_shares_of_the_strata(config, pipeline):
     held_out = held_out_of(config, pipeline, 2)
     assert [prompt.quoted is not None for prompt in held_out.prompts] == [False, True]

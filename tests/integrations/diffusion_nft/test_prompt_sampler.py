@@ -29,6 +29,25 @@ def test_fewer_prompts_than_strata_take_turns():
     assert counts == {"a": 6, "b": 6, "c": 6}
 
 
+def test_shares_are_exact_and_evenly_spread():
+    sampler = PromptSampler(STRATA[:2], 10, seed=0, shares=[9, 1])
+    drawn = [[prompt.text[0] for prompt in sampler.draw(step)] for step in range(7)]
+    assert all(Counter(step) == {"a": 9, "b": 1} for step in drawn)
+    assert len({step.index("b") for step in drawn}) == 1
+    rare = [prompt.text for step in range(7) for prompt in sampler.draw(step) if prompt.text[0] == "b"]
+    assert sorted(rare) == [prompt.text for prompt in STRATA[1]]  # used up before it repeats
+
+
+def test_equal_shares_are_the_default():
+    plain, shared = PromptSampler(STRATA, 4, seed=3), PromptSampler(STRATA, 4, seed=3, shares=[1, 1, 1])
+    assert [plain.draw(step) for step in range(9)] == [shared.draw(step) for step in range(9)]
+
+
+def test_wrong_shares_name_the_strata():
+    with pytest.raises(UserError, match=r"prompts.shares=\[1, 2\] has 2 values for 3 strata, which begin with 'a0'"):
+        PromptSampler(STRATA, 4, seed=3, shares=[1, 2])
+
+
 def test_the_draw_depends_on_seed_and_step_alone():
     first, second = PromptSampler(STRATA, 6, seed=4), PromptSampler(STRATA, 6, seed=4)
     later = [first.draw(step) for step in range(8)][7]

@@ -168,6 +168,33 @@ def test_kl_weight_zero_needs_no_reference_forward(config, monkeypatch):
     assert trainer.step()["kl"] == 0
 
 
+def test_on_policy_one_forward_serves_both_policies(config, monkeypatch):
+    trainer = build(config, averages={"old_decay": "0"}, loss={"kl": 0.0})
+    trainer.step()
+    rollout = trainer.rollout()
+    shared = gradient(trainer, rollout)
+    monkeypatch.setattr(type(trainer.policy), "is_on_policy", False)
+    assert torch.equal(gradient(trainer, rollout), shared)
+
+
+@pytest.mark.parametrize("method", ["marble", "gdpo"])
+def test_other_units_of_a_reward_change_nothing_under_a_balanced_method(config, method):
+    plain, scaled = build(config, method=method), build(config, method=method, reward_scale={"redness": 1e-3})
+    records = [(plain.step(), scaled.step()) for _ in range(2)]
+    for first, second in records:
+        assert second["rewards"]["redness"] == pytest.approx(1e-3 * first["rewards"]["redness"])
+        assert second["coefficients"] == pytest.approx(first["coefficients"], rel=1e-6)
+    before, after = plain.policy.state_dict(), scaled.policy.state_dict()
+    assert all(torch.allclose(before[name], after[name], rtol=1e-4, atol=1e-7) for name in before)
+
+
+def test_other_units_of_a_reward_change_the_raw_sum(config):
+    plain, scaled = (build(config, method="weighted_sum", reward_scale=factors) for factors in ({}, {"redness": 1e-3}))
+    plain.step(), scaled.step()
+    before, after = plain.policy.state_dict(), scaled.policy.state_dict()
+    assert not all(torch.allclose(before[name], after[name], rtol=1e-3, atol=1e-5) for name in before)
+
+
 def test_check_never_runs_while_parameters_change(config):
     states = []
     trainer = build(config)
