@@ -151,6 +151,16 @@ class Method:
         summed = weighted_sum(rewards, self._weights).unsqueeze(0)
         return torch.cat([advantages, group_advantages(summed, groups)])
 
+    def nothing(self, coefficients: torch.Tensor) -> dict[str, Any]:
+        """The balance of a step with nothing to learn: the coefficients in use, if there are any yet."""
+        known = coefficients.tolist() or [None] * len(self.names)
+        unmeasured = ("losses", "weights", "signal_to_noise", "gradient_norms", "cosines", "update_cosines")
+        return {
+            "coefficients": dict(zip(self.names, known, strict=True)),
+            "refreshed": False,
+            **dict.fromkeys((*unmeasured, "min_cosine", "conflicts")),
+        }
+
     def record(self, report: BalanceReport) -> dict[str, Any]:
         """A step's balance for metrics.jsonl; what was not measured in this step is null."""
         count, measured = len(self.rewards), report.refreshed

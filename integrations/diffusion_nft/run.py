@@ -100,10 +100,10 @@ class Run:
             folder.write_json("summary.json", summary)
             for line in table(summary):
                 progress.note(line)
-            progress.note(
-                f"{summary['seconds']:.0f} s, smallest cosine {summary['min_cosine']:.3f}, "
-                f"conflict rate {summary['conflict_rate']:.2f}; everything is in {path}"
-            )
+            if summary["measured_steps"]:
+                cosine, rate = summary["min_cosine"], summary["conflict_rate"]
+                progress.note(f"smallest cosine {cosine:.3f}, conflict rate {rate:.2f}")
+            progress.note(f"{summary['seconds']:.0f} s; everything is in {path}")
 
     def _loop(self, folder: RunFolder, progress: RunProgress, start: float) -> None:
         trainer, every = self.trainer, self.config.evaluation.every
@@ -114,6 +114,8 @@ class Run:
             record = trainer.step()
             folder.append_metrics(record)
             progress.update(record)
+            if record["losses"] is None:
+                progress.note(f"step {record['step']}: no reward tells any two pictures apart; nothing to learn")
             if trainer.done < self.config.steps:
                 if every and trainer.done % every == 0:
                     self._evaluate(folder, f"step-{trainer.done:06d}")

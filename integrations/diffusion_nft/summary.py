@@ -38,13 +38,13 @@ def summarise(
         "steps": len(metrics),
         "method": config.method,
         "seconds": seconds,
-        "min_cosine": min(smallest),
-        "mean_min_cosine": float(np.mean(smallest)),
-        "conflict_rate": float(np.mean([record["conflicts"] > 0 for record in measured])),
+        "min_cosine": min(smallest, default=None),
+        "mean_min_cosine": _mean(smallest),
+        "conflict_rate": _mean([record["conflicts"] > 0 for record in measured]),
         "measured_steps": len(measured),
         "seconds_per_step": {phase: float(np.mean([r["seconds"][phase] for r in metrics])) for phase in phases},
-        "train_seconds_measured_step": _mean_train_seconds(measured),
-        "train_seconds_other_step": _mean_train_seconds([r for r in metrics if not r["refreshed"]]),
+        "train_seconds_measured_step": _mean([record["seconds"]["train"] for record in measured]),
+        "train_seconds_other_step": _mean([r["seconds"]["train"] for r in metrics if not r["refreshed"]]),
         "evaluation": {
             "prompts": len(np.unique(groups)),
             "pictures": len(groups),
@@ -66,5 +66,5 @@ def table(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _mean_train_seconds(metrics: Sequence[dict[str, Any]]) -> float | None:
-    return float(np.mean([record["seconds"]["train"] for record in metrics])) if metrics else None
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -13,7 +13,7 @@ from diffusers import StableDiffusion3Pipeline
 
 from gradbalance import AffineLoss
 from integrations.diffusion_nft.balancing import Method
-from integrations.diffusion_nft.config import Config, RunError
+from integrations.diffusion_nft.config import Config
 from integrations.diffusion_nft.levers import Levers
 from integrations.diffusion_nft.loss import nft_coefficients, nft_terms, velocity_kl
 from integrations.diffusion_nft.policy import Policy
@@ -127,7 +127,14 @@ class Trainer:
             )
 
     def learn(self, rollout: Rollout) -> dict[str, Any]:
-        """One optimizer step on a rollout; returns losses, balance, norms and decays."""
+        """One optimizer step on a rollout; returns losses, balance, norms and decays.
+
+        Where no reward tells any two pictures apart there is nothing to learn: the step counts, and moves nothing.
+        """
+        if not self.counts(self._advantages(rollout)).any():
+            self.levers, self.done = self.levers.after(rollout.rewards, None), self.done + 1
+            nothing = self.method.nothing(self.optimizer.coefficients)
+            return {**nothing, "kl": None, **self.levers.record(), "grad_norm": None, "decays": None}
         record = self.balance(rollout)
         levers = self.levers.after(rollout.rewards, self.optimizer.report)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.config.optimizer.max_grad_norm)
@@ -157,12 +164,8 @@ class Trainer:
         All counts and means are over the whole step, so micro-batches change the memory and not the gradient.
         """
         settings = self.config.loss
-        count = len(rollout.prompts)
-        groups = torch.arange(count) // self.config.rollout.images_per_prompt
-        advantages = self.method.advantages(rollout.rewards, groups)
+        advantages = self._advantages(rollout)
         counts = self.counts(advantages)
-        if not counts.any():
-            raise RunError(f"step {self.done + 1}: no reward tells any two of its {count} pictures apart")
         self._apply_levers(counts, rollout)
         total_kl = 0.0
         for part in self.parts(rollout, generator(self.config.seed, "train", self.done)):
@@ -176,6 +179,10 @@ class Trainer:
             )
             total_kl += 0.0 if part.kl is None else part.share * float(part.kl.detach())
         return total_kl
+
+    def _advantages(self, rollout: Rollout) -> torch.Tensor:
+        groups = torch.arange(len(rollout.prompts)) // self.config.rollout.images_per_prompt
+        return self.method.advantages(rollout.rewards, groups)
 
     def counts(self, advantages: torch.Tensor) -> torch.Tensor:
         """n_k, shape (K,): the terms of each objective in the whole step, over all pictures and timesteps."""

@@ -1,9 +1,11 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from integrations.diffusion_nft.balancing import Method
-from integrations.diffusion_nft.config import Config, RunError
+from integrations.diffusion_nft.config import Config
 from integrations.diffusion_nft.trainer import Trainer, present_counts
 from tests.integrations.diffusion_nft.miniature import make_pipeline, stub_rewards
 
@@ -144,7 +146,7 @@ def test_an_objective_that_tells_no_pictures_apart_is_absent_from_the_step(confi
     assert trainer.optimizer.report.update_cosines[0] == pytest.approx(1)
 
 
-def test_a_step_without_any_signal_is_an_error_that_says_so(config):
+def test_a_step_without_any_signal_moves_nothing_but_the_count(config):
     class Nothing:
         name = "redness"
 
@@ -152,9 +154,13 @@ def test_a_step_without_any_signal_is_an_error_that_says_so(config):
             return np.full(len(prompts), np.nan)
 
     trainer = build(config, {"redness": Nothing(), "darkness": Nothing()})
-    with pytest.raises(RunError, match="step 1: no reward tells"):
-        trainer.step()
+    before = copy.deepcopy(trainer.policy.state_dict())
+    record = trainer.step()
+    assert (record["step"], record["losses"], record["refreshed"]) == (1, None, False)
+    assert trainer.done == 1
     assert trainer.whole
+    assert all(torch.equal(before[name], value) for name, value in trainer.policy.state_dict().items())
+    assert len(trainer.optimizer.state) == 0
 
 
 def test_present_counts():
