@@ -60,8 +60,9 @@ class BalanceReport:
     def signal(self) -> Tensor:
         """⟨s_k, s_l⟩ of the expected gradients as the balancer is told, shape (K, K), float64.
 
-        It is the Gramian estimator's estimate, floored and made valid. NaN for objectives without gradient in the
-        refresh, and for all where none is estimated.
+        It is the Gramian estimator's estimate, floored and made valid, of the gradients that the refresh measured; with
+        ``refresh_micro_batches="auto"`` scaled up to all micro-batches of the step. NaN for objectives without gradient
+        in the refresh, and for all where none is estimated.
         """
         if not self._state.signal:
             return torch.full((len(self.names), len(self.names)), torch.nan, dtype=torch.float64)
@@ -77,6 +78,11 @@ class BalanceReport:
         """
         ratios = torch.tensor(self._state.signal_to_noise or [-1.0] * len(self.names), dtype=torch.float64)
         return torch.where(ratios < 0, torch.nan, ratios)
+
+    @property
+    def micro_batches(self) -> float:
+        """How many micro-batches the last refresh measured, the mean over the ranks."""
+        return self._state.measured
 
     @cached_property
     def cosines(self) -> Tensor:
@@ -137,6 +143,7 @@ class BalanceReport:
             prefix: Put before every key.
         """
         values = {"min_cosine": self.min_cosine, "conflicts": float(self.conflicts), "refreshed": float(self.refreshed)}
+        values["micro_batches"] = self.micro_batches
         for label, vector in (
             ("loss", self.losses),
             ("gradient_norm", self.gradient_norms),
