@@ -1,14 +1,13 @@
 """How many micro-batches a refresh should measure: as many as make the noise no larger than the signal.
 
-Objective k's gradient of one micro-batch is s + ε with the noise power E‖ε‖² = ν ‖s‖². Summed over m independent
-micro-batches the signal grows as m and the noise as √m, so in U_kk / N_kk = ρ² noise has ν / m = (1 − ρ²) / ρ² of the
-signal's power. A refresh that measured m knows
+Let objective k's gradient of one micro-batch be s + ε, with noise of power E‖ε‖² = ν ‖s‖². In the sum over n
+independent micro-batches the signal's power is n² ‖s‖² and the noise's n ν ‖s‖²: where U_kk = ρ² N_kk for such sums,
 
-    ν = m (1 − ρ²) / ρ²,
+    (1 − ρ²) / ρ² = ν / n   and   ν = n (1 − ρ²) / ρ²,
 
-the number of micro-batches at which both are alike, ρ² = ½: the gradient noise scale B_simple = tr Σ / ‖s‖² of
-McCandlish et al. (arXiv 1812.06162, section 2.2), in micro-batches. It is the m to measure. For noise that spreads over
-D directions the cross product of two halves estimates ‖s‖² with a relative variance of
+the number of micro-batches that makes both alike: the gradient noise scale tr Σ / ‖s‖² of McCandlish et al. (arXiv
+1812.06162, section 2.2), in micro-batches. It is the m to measure. For noise that spreads over D directions the cross
+product of two halves of m micro-batches estimates ‖s‖² with a relative variance of
 
     4 (ν/m + (ν/m)²) / D.
 
@@ -30,17 +29,17 @@ AUTO = "auto"
 _ROUNDING = 1e-12
 
 
-def needed(estimate: Estimate, measured: float, least: int) -> int:
-    """Return how many micro-batches the next refresh should measure, the largest ν of the objectives, rounded up.
+def needed(estimate: Estimate, count: float, least: int) -> int:
+    """Return how many micro-batches the next refresh should measure: the largest ν of the objectives, rounded up.
 
-    All of them (0) as long as of some objective with a gradient nothing is known, and where the signal of one is lost
-    in the noise (U_kk ≤ 0): measuring more is the one way to find it. An absent objective counts as it was, for it may
-    be back in the next step. The noise scale of a loss that nears its minimum grows without bound; steps that have
-    fewer micro-batches than are asked for measure all of them.
+    All of them (0) as long as nothing is known of some objective that has a gradient, and where the signal of one is
+    lost in the noise (U_kk ≤ 0): measuring more is the one way to find it. An absent objective counts as it was, for it
+    may be back in the next step. As a loss nears its minimum its ν grows without bound; a step with fewer micro-batches
+    than are asked for measures all of them.
 
     Args:
-        estimate: of the refresh, with ρ as its ``signal_to_noise``.
-        measured: m, how many micro-batches it measured.
+        estimate: with ρ as its ``signal_to_noise``.
+        count: n, of how many micro-batches the gradients are that it is about.
         least: the estimator's ``least_micro_batches``.
     """
     if estimate.signal_to_noise is None:
@@ -49,5 +48,5 @@ def needed(estimate: Estimate, measured: float, least: int) -> int:
     powers = estimate.signal_to_noise[known] ** 2
     if (~known & (estimate.gramian.diagonal() > 0)).any() or (powers <= _ROUNDING).any():
         return 0
-    scale: float = (measured * (1.0 - powers) / powers).max()
+    scale: float = (count * (1.0 - powers) / powers).max()
     return max(least, math.ceil(scale))

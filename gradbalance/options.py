@@ -58,8 +58,8 @@ def check_micro_batches(given: Any, estimator: GramianEstimator) -> None:
     least = estimator.least_micro_batches
     if given == AUTO and least < 2:
         raise ValueError(
-            f'refresh_micro_batches="auto" chooses from the noise between micro-batches, and {type(estimator).__name__} '
-            'does not compare them; use gramian_estimator="split" or a SplitGramian, or give an integer'
+            f'refresh_micro_batches="auto" chooses by comparing micro-batches, which {type(estimator).__name__} does '
+            'not do; use gramian_estimator="split" or a SplitGramian, or give an integer'
         )
     if given is None or given == AUTO:
         return

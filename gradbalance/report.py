@@ -60,9 +60,9 @@ class BalanceReport:
     def signal(self) -> Tensor:
         """⟨s_k, s_l⟩ of the expected gradients as the balancer is told, shape (K, K), float64.
 
-        It is the Gramian estimator's estimate, floored and made valid, of the gradients that the refresh measured; with
-        ``refresh_micro_batches="auto"`` scaled up to all micro-batches of the step. NaN for objectives without gradient
-        in the refresh, and for all where none is estimated.
+        It is the Gramian estimator's estimate, floored and made valid, for the gradients that the refresh measured;
+        with ``refresh_micro_batches="auto"`` for those of the whole step. NaN for objectives without gradient in the
+        refresh, and for all where none is estimated.
         """
         if not self._state.signal:
             return torch.full((len(self.names), len(self.names)), torch.nan, dtype=torch.float64)
@@ -74,7 +74,8 @@ class BalanceReport:
     def signal_to_noise(self) -> Tensor:
         """√(U_kk / N_kk), the part of ‖g_k‖ that is signal, shape (K,), before flooring; 0 where U_kk was negative.
 
-        NaN where the estimator knows nothing yet, and for all if it estimates no signal.
+        It is about the gradients that ``signal`` is about. NaN where the estimator knows nothing yet, and for all if it
+        estimates no signal.
         """
         ratios = torch.tensor(self._state.signal_to_noise or [-1.0] * len(self.names), dtype=torch.float64)
         return torch.where(ratios < 0, torch.nan, ratios)

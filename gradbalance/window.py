@@ -182,7 +182,7 @@ class Window:
             estimator.load_state_dict(state.estimates)
             most = max(state.most, count) if choose else 0.0
             estimate = estimator.estimate(products.numpy(), counts.numpy(), count / most if choose else 1.0)
-            wanted = needed(estimate, count, estimator.least_micro_batches) if choose else 0
+            wanted = needed(estimate, most, estimator.least_micro_batches) if choose else 0
             state = replace(state, estimates=estimator.state_dict(), most=most, wanted=wanted)
             losses = torch.where(self._presence, losses, torch.nan)
             present = measurement.present

@@ -47,8 +47,8 @@ class Averaged(GramianEstimator):
     weights). Where a step tells nothing about a pair, the pair's averages stay. Where no step has done so yet, this
     step's own inner product stands for both.
 
-    Steps may have measured different shares of their micro-batches, and so seen more or less noise, in proportion to
-    1 / share. What N is above U is noise; it is put to what the newest step's share makes of it.
+    Steps may have measured different shares of their micro-batches, and so seen noise 1 / share times that of a whole
+    step. What N is above U is noise: it is divided by the average of 1 / share.
 
     Then U_kk is kept between ``min_signal`` · N_kk and N_kk, and correlations that cannot exist are replaced by close
     ones that can, see :func:`~gradbalance.solvers.semidefinite.correlations`; the same is done for N, whose
@@ -96,7 +96,7 @@ class Averaged(GramianEstimator):
         n, u = np.where(known, noisy, measured), np.where(known, signal, measured)
         noise = n - u
         np.fill_diagonal(noise, noise.diagonal().clip(min=0.0, max=n.diagonal()))
-        n = n + (1.0 / share / np.where(known, excess, 1.0 / share) - 1.0) * noise
+        n = n + (1.0 / np.where(known, excess, 1.0) - 1.0) * noise
         with np.errstate(invalid="ignore", divide="ignore"):
             ratios = np.where(known.diagonal(), np.sqrt(u.diagonal().clip(min=0.0) / n.diagonal()), np.nan)
         valid_n, valid_u = np.zeros((2, size, size))

@@ -53,9 +53,9 @@ class GramianEstimator(Stateful, ABC):
                 part a), shape (A·K, A·K). With ``uses_history`` K more rows follow, the averages of the past gradients,
                 zeros where there are none.
             counts: the number of micro-batches of each part in which each objective was present, shape (A, K).
-            share: which share of the step's micro-batches these are, where it changes from step to step. The estimate
-                is that for gradients scaled up to the whole step, 1 / share times as long: the same U for any share,
-                and N with the noise that such gradients have. Not with ``uses_history``.
+            share: which share of the step's micro-batches was measured, where the estimate is to be that of the whole
+                step's gradients. These have 1 / share times the signal, and the same share of the noise's power for
+                that signal. Not with ``uses_history``.
 
         Raises:
             ValueError: the shapes do not fit, or a number is not finite.

@@ -107,7 +107,9 @@ class Balance(Section):
     )
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description="null: the method's own")
     refresh_every: int = Field(default=1, ge=1)
-    refresh_micro_batches: Count | None = None
+    refresh_micro_batches: Count | Literal["auto"] | None = Field(
+        default=None, description="how many a refresh measures; null: all; auto: as the noise asks, needs split"
+    )
     gramian_estimator: Literal["plain", "split", "history"] = Field(
         default="plain", description="split compares micro-batches, history steps, to tell signal from noise"
     )
