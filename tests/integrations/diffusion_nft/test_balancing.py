@@ -112,5 +112,5 @@ def test_micro_batches_chosen_from_the_noise_need_an_estimator_that_compares_the
     with pytest.raises(UserError, match='refresh_micro_batches="auto" chooses by comparing micro-batches'):
         method(config, balance={"refresh_micro_batches": "auto"})
     for wrong in ("all", 0, 1.5):
-        with pytest.raises(ValueError, match=r"balance\.refresh_micro_batches"):
+        with pytest.raises(ValueError, match="input should be 'auto' or an integer of at least 1"):
             method(config, balance={"refresh_micro_batches": wrong, "gramian_estimator": "split"})
