@@ -35,6 +35,7 @@ class Numbers(NamedTuple):
             what is not finite there.
         losses: The K loss values, averaged over the ranks.
         regularizer: The regularizer's value, (1,).
+        micro_batches: How many were measured, the mean over the ranks, (1,).
     """
 
     products: Tensor
@@ -42,6 +43,7 @@ class Numbers(NamedTuple):
     squares: Tensor
     losses: Tensor
     regularizer: Tensor
+    micro_batches: Tensor
 
 
 class Measurement:
@@ -162,10 +164,11 @@ class Measurement:
         extra = torch.zeros(1) if regularizer is None else regularizer.reshape(1)
         counts = self._counts.reshape(-1) if self._parts > 1 else torch.zeros(0)
         products = self._gramian(shared)
-        numbers = [products.reshape(-1), counts, self._squares(shared), values / self._ranks.size, extra]
+        measured = torch.tensor([self._micro_batches / self._ranks.size])
+        numbers = [products.reshape(-1), counts, self._squares(shared), values / self._ranks.size, extra, measured]
         packed = self._ranks.total(torch.cat([sent(part, self._device, dtype) for part in numbers]))
         host = packed.to("cpu", torch.float64)
-        sizes = [products.numel(), len(counts), count + 1, count, 1]
+        sizes = [products.numel(), len(counts), count + 1, count, 1, 1]
         found, totals, *others = torch.split(host, sizes)
         totals = totals if self._parts > 1 else torch.tensor(self.present, dtype=torch.float64)
         return Numbers(found.view_as(products), totals.view(self._parts, count), *others)

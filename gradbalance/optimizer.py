@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -48,7 +48,9 @@ class BalancedOptimizer(OptimizerWrapper):
             their own (FSDP2, reentrant checkpointing, heads in a compiled graph). A balancer that looks at losses alone
             (``uses_gradients`` is False) brings them up to date at the end of each of those, for the next one.
         refresh_micro_batches: With gradient accumulation, how many of a refresh's micro-batches are measured; the rest
-            cost one backward each. Default: all.
+            cost one backward each. ``"auto"``: as many as make noise and signal equal in the noisiest objective, chosen
+            on each refresh for the next; the first measures all (see :mod:`gradbalance.micro_batches`). It needs
+            ``gramian_estimator="split"``, and losses divided by the same number in every step. Default: all.
         uniform_after: From this step on (the first is 0) each refresh gives all present objectives equal weights, not
             averaged, in place of the balancer's: for Marble a sum of unit gradients. The best runs of the MARBLE paper
             end so. For balancers whose weights sum to 1 and that have no ``preference``. Default: never.
@@ -79,7 +81,7 @@ class BalancedOptimizer(OptimizerWrapper):
         *,
         ema_decay: float = 0.0,
         refresh_every: int = 1,
-        refresh_micro_batches: int | None = None,
+        refresh_micro_batches: int | Literal["auto"] | None = None,
         uniform_after: int | None = None,
         gramian_estimator: GramianEstimator | str = "plain",
         shared_parameters: Iterable[Tensor] | None = None,
@@ -92,8 +94,7 @@ class BalancedOptimizer(OptimizerWrapper):
         self.gramian_estimator = options.gramian_estimator(gramian_estimator)
         options.check_decay(ema_decay)
         options.check_count("refresh_every", refresh_every)
-        options.check_count("refresh_micro_batches", refresh_micro_batches, optional=True)
-        options.check_enough(refresh_micro_batches, self.gramian_estimator)
+        options.check_micro_batches(refresh_micro_batches, self.gramian_estimator)
         options.check_count("uniform_after", uniform_after, least=0, optional=True)
         if uniform_after is not None:
             EqualWeights(self.balancer)  # raises if its weights cannot be equal
@@ -206,9 +207,11 @@ class BalancedOptimizer(OptimizerWrapper):
         balancer, ema_decay = self._rule
         # Coefficients that are to be made from losses alone need those of the whole step.
         first = not balancer.uses_gradients and not all(window.state.solved)
-        limit = None if first else self.refresh_micro_batches
-        if window.add(given, regularizer, last=not accumulate, limit=limit):
-            window.solve(balancer, self.gramian_estimator, ema_decay)
+        limit, choose = self.refresh_micro_batches, False
+        if isinstance(limit, str):
+            limit, choose = window.state.wanted or None, True
+        if window.add(given, regularizer, last=not accumulate, limit=None if first else limit):
+            window.solve(balancer, self.gramian_estimator, ema_decay, choose=choose)
             if window.nonfinite and self.nonfinite == "raise":
                 raise NonFiniteError(window.nonfinite)
             window.write()

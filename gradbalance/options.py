@@ -9,6 +9,7 @@ from typing import Any
 from gradbalance import balancers, estimators
 from gradbalance.balancers import Balancer
 from gradbalance.estimators import GramianEstimator
+from gradbalance.micro_batches import AUTO
 
 
 def balancer(given: Balancer | str) -> Balancer:
@@ -52,13 +53,22 @@ def check_count(name: str, value: Any, *, least: int = 1, optional: bool = False
         raise ValueError(f"{name} must be an integer of at least {least}{' or None' * optional}, got {value!r}")
 
 
-def check_enough(refresh_micro_batches: int | None, estimator: GramianEstimator) -> None:
-    """Raise ValueError if a refresh would measure too few micro-batches for the estimator."""
+def check_micro_batches(given: Any, estimator: GramianEstimator) -> None:
+    """Raise ValueError if it is no number of micro-batches and no way to choose one, or too few for the estimator."""
     least = estimator.least_micro_batches
-    if refresh_micro_batches is not None and refresh_micro_batches < least:
+    if given == AUTO and least < 2:
+        raise ValueError(
+            f'refresh_micro_batches="auto" chooses by comparing micro-batches, which {type(estimator).__name__} does '
+            'not do; use gramian_estimator="split" or a SplitGramian, or give an integer'
+        )
+    if given is None or given == AUTO:
+        return
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ValueError(f'refresh_micro_batches must be an integer of at least 1, "auto" or None, got {given!r}')
+    if given < least:
         raise ValueError(
             f"refresh_micro_batches must be at least {least} for {type(estimator).__name__}, which compares "
-            f"micro-batches, got {refresh_micro_batches}"
+            f"micro-batches, got {given}"
         )
 
 

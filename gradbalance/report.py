@@ -60,7 +60,8 @@ class BalanceReport:
     def signal(self) -> Tensor:
         """⟨s_k, s_l⟩ of the expected gradients as the balancer is told, shape (K, K), float64.
 
-        It is the Gramian estimator's estimate, floored and made valid. NaN for objectives without gradient in the
+        It is the Gramian estimator's estimate, floored and made valid, for the gradients that the refresh measured;
+        with ``refresh_micro_batches="auto"`` for those of the whole step. NaN for objectives without gradient in the
         refresh, and for all where none is estimated.
         """
         if not self._state.signal:
@@ -73,10 +74,16 @@ class BalanceReport:
     def signal_to_noise(self) -> Tensor:
         """√(U_kk / N_kk), the part of ‖g_k‖ that is signal, shape (K,), before flooring; 0 where U_kk was negative.
 
-        NaN where the estimator knows nothing yet, and for all if it estimates no signal.
+        It is about the gradients that ``signal`` is about. NaN where the estimator knows nothing yet, and for all if it
+        estimates no signal.
         """
         ratios = torch.tensor(self._state.signal_to_noise or [-1.0] * len(self.names), dtype=torch.float64)
         return torch.where(ratios < 0, torch.nan, ratios)
+
+    @property
+    def micro_batches(self) -> float:
+        """How many micro-batches the last refresh measured, the mean over the ranks."""
+        return self._state.measured
 
     @cached_property
     def cosines(self) -> Tensor:
@@ -137,6 +144,7 @@ class BalanceReport:
             prefix: Put before every key.
         """
         values = {"min_cosine": self.min_cosine, "conflicts": float(self.conflicts), "refreshed": float(self.refreshed)}
+        values["micro_batches"] = self.micro_batches
         for label, vector in (
             ("loss", self.losses),
             ("gradient_norm", self.gradient_norms),

@@ -37,6 +37,9 @@ class BalanceState:
         estimates: The estimator's own state.
         signal: U of the last refresh, the Gramian of the expected gradients; empty if the estimator estimates none.
         signal_to_noise: √(U_kk / N_kk) as the estimator knows it; −1 where it does not know it, empty as ``signal``.
+        measured: How many micro-batches the last refresh measured, the mean over the ranks.
+        most: The largest ``measured`` so far, which stands for the whole step; 0 unless m is chosen from the noise.
+        wanted: The m so chosen, for the next refresh; 0: all.
     """
 
     step: int = 0
@@ -56,6 +59,9 @@ class BalanceState:
     estimates: dict[str, Any] = field(default_factory=dict)
     signal: list[list[float]] = field(default_factory=list)
     signal_to_noise: list[float] = field(default_factory=list)
+    measured: float = 0.0
+    most: float = 0.0
+    wanted: int = 0
 
     def named(self, names: Sequence[str], *, simplex: bool) -> BalanceState:
         """The state for K named objectives that have not been seen: equal shares on the simplex, else zeros."""

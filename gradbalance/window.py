@@ -21,6 +21,7 @@ from gradbalance.estimators import GramianEstimator
 from gradbalance.estimators.base import in_blocks, total
 from gradbalance.matching import match
 from gradbalance.measurement import Measurement
+from gradbalance.micro_batches import needed
 from gradbalance.objectives import Objectives
 from gradbalance.ranks import Ranks
 from gradbalance.reduction import average_grads
@@ -139,8 +140,15 @@ class Window:
             self._forget()
         self.add(given, regularizer, last=last, limit=None)
 
-    def solve(self, balancer: Balancer, estimator: GramianEstimator, ema_decay: float) -> None:
-        """End the measuring: Gramian and coefficients. If something is not finite, ``nonfinite`` names it."""
+    def solve(self, balancer: Balancer, estimator: GramianEstimator, ema_decay: float, *, choose: bool) -> None:
+        """End the measuring: Gramian and coefficients. If something is not finite, ``nonfinite`` names it.
+
+        Args:
+            balancer: Makes the coefficients of what the estimator makes of the Gramian.
+            estimator: Loaded with the state's estimates here.
+            ema_decay: ρ of the moving average of the coefficients.
+            choose: Whether to choose from the noise how many micro-batches the next refresh measures.
+        """
         measurement, state = self._measurement, self.state
         assert measurement is not None
         before = self._shared_of(state)
@@ -153,7 +161,9 @@ class Window:
             # What was measured over other parameters says nothing about these.
             estimates = estimator.fresh().state_dict()
             state = replace(state, solved=[False] * len(state.names), estimates=estimates)
-        products, counts, squares, losses, regularizer = measurement.numbers(shared, self._values, self._regularizer)
+        numbers = measurement.numbers(shared, self._values, self._regularizer)
+        products, counts, squares, losses, regularizer, micro_batches = numbers
+        count = float(micro_batches)
         gramian = torch.from_numpy(total(in_blocks(products.numpy(), len(state.names)), estimator.parts))
         finite = gramian.diagonal().isfinite() & squares[:-1].isfinite() & losses.isfinite()
         checked = zip(state.names, measurement.present, finite.tolist(), strict=True)
@@ -170,15 +180,17 @@ class Window:
             state = measured(state, gramian, measurement.present)
         elif not self.nonfinite:
             estimator.load_state_dict(state.estimates)
-            estimate = estimator.estimate(products.numpy(), counts.numpy())
-            state = replace(state, estimates=estimator.state_dict())
+            most = max(state.most, count) if choose else 0.0
+            estimate = estimator.estimate(products.numpy(), counts.numpy(), count / most if choose else 1.0)
+            wanted = needed(estimate, most, estimator.least_micro_batches) if choose else 0
+            state = replace(state, estimates=estimator.state_dict(), most=most, wanted=wanted)
             losses = torch.where(self._presence, losses, torch.nan)
             present = measurement.present
             state = solve(state, balancer, gramian, estimate, present=present, losses=losses, ema_decay=ema_decay)
             if estimate.newest is not None:
                 self.newest = estimate.newest.tolist()
                 self.gradients = measurement.kept(shared)
-        self.state = state
+        self.state = replace(state, measured=count) if self.refresh else state
 
     def write(self) -> None:
         """Add the balanced gradient to ``.grad``, and let go of the K gradients.

@@ -47,6 +47,9 @@ class Averaged(GramianEstimator):
     weights). Where a step tells nothing about a pair, the pair's averages stay. Where no step has done so yet, this
     step's own inner product stands for both.
 
+    Steps may have measured different shares of their micro-batches, and so seen noise 1 / share times that of a whole
+    step. What N is above U is noise: it is divided by the average of 1 / share.
+
     Then U_kk is kept between ``min_signal`` · N_kk and N_kk, and correlations that cannot exist are replaced by close
     ones that can, see :func:`~gradbalance.solvers.semidefinite.correlations`; the same is done for N, whose
     pairs may have seen different steps. Only these two steps bias U.
@@ -56,7 +59,7 @@ class Averaged(GramianEstimator):
         min_signal: least U_kk / N_kk, in (0, 1].
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("noisy", "signal", "mass")
+    STATE: ClassVar[tuple[str, ...]] = ("noisy", "signal", "excess", "mass")
 
     def __init__(self, ema_decay: float, min_signal: float) -> None:
         self.ema_decay = number("ema_decay", ema_decay, "[0, 1)")
@@ -65,16 +68,19 @@ class Averaged(GramianEstimator):
         """Averages of the step's inner products, row after row."""
         self.signal: list[float] = []
         """Averages of the unbiased cross products."""
+        self.excess: list[float] = []
+        """Averages of 1 / share: how often the noise of a whole step is in ``noisy``."""
         self.mass: list[float] = []
         """Weights behind the averages; 0 where there is none."""
 
-    def _averaged(self, measured: Array, cross: Array, amount: Array) -> Estimate:
+    def _averaged(self, measured: Array, cross: Array, amount: Array, share: float = 1.0) -> Estimate:
         """Take one step's products in.
 
         Args:
             measured: the Gramian of the step's gradients, shape (K, K).
             cross: cross products, whose expectation is amount · U.
             amount: how much of U they hold, in [0, 1] for each pair, symmetric; 0 where they tell nothing.
+            share: 1 / share times the noise of a whole step is in them.
         """
         size = len(measured)
         active = active_rows(np.sqrt(measured.diagonal().clip(min=0.0)))
@@ -83,9 +89,14 @@ class Averaged(GramianEstimator):
         fresh = cross / np.where(amount > 0, amount, 1.0)
         noisy = moved(_matrix("noisy", self.noisy, size), measured, part)
         signal = moved(_matrix("signal", self.signal, size), (fresh + fresh.T) / 2, part)
-        self.noisy, self.signal, self.mass = (list(map(float, m.ravel())) for m in (noisy, signal, mass))
+        excess = moved(_matrix("excess", self.excess, size), np.full((size, size), 1.0 / share), part)
+        averages = (noisy, signal, excess, mass)
+        self.noisy, self.signal, self.excess, self.mass = (list(map(float, m.ravel())) for m in averages)
         known = mass > 0
         n, u = np.where(known, noisy, measured), np.where(known, signal, measured)
+        noise = n - u
+        np.fill_diagonal(noise, noise.diagonal().clip(min=0.0, max=n.diagonal()))
+        n = n + (1.0 / np.where(known, excess, 1.0) - 1.0) * noise
         with np.errstate(invalid="ignore", divide="ignore"):
             ratios = np.where(known.diagonal(), np.sqrt(u.diagonal().clip(min=0.0) / n.diagonal()), np.nan)
         valid_n, valid_u = np.zeros((2, size, size))

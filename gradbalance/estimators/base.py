@@ -45,7 +45,7 @@ class GramianEstimator(Stateful, ABC):
     least_micro_batches: int = 1
     uses_history: bool = False
 
-    def estimate(self, gramian: Array, counts: Array) -> Estimate:
+    def estimate(self, gramian: Array, counts: Array, share: float = 1.0) -> Estimate:
         """Learn from one step.
 
         Args:
@@ -53,6 +53,9 @@ class GramianEstimator(Stateful, ABC):
                 part a), shape (A·K, A·K). With ``uses_history`` K more rows follow, the averages of the past gradients,
                 zeros where there are none.
             counts: the number of micro-batches of each part in which each objective was present, shape (A, K).
+            share: which share of the step's micro-batches was measured, where the estimate is to be that of the whole
+                step's gradients. These have 1 / share times the signal, and the same share of the noise's power for
+                that signal. Not with ``uses_history``.
 
         Raises:
             ValueError: the shapes do not fit, or a number is not finite.
@@ -68,15 +71,18 @@ class GramianEstimator(Stateful, ABC):
             raise ValueError(f"gramian must have shape ({size}, {size}) for counts {counts.shape}, got {gramian.shape}")
         if not np.isfinite(gramian).all():
             raise ValueError(f"gramian has non-finite values: {gramian.tolist()}")
-        return self._estimate(in_blocks(gramian, counts.shape[1]), counts)
+        if share <= 0 or (share != 1 and self.uses_history):
+            raise ValueError(f"share must be {'1' if self.uses_history else 'positive'}, got {share}")
+        return self._estimate(in_blocks(gramian / share**2, counts.shape[1]), counts, share)
 
     @abstractmethod
-    def _estimate(self, products: Array, counts: Array) -> Estimate:
+    def _estimate(self, products: Array, counts: Array, share: float) -> Estimate:
         """Learn from one step.
 
         Args:
-            products: ``products[a, k, b, l]`` = ⟨g_k of block a, g_l of block b⟩.
+            products: ``products[a, k, b, l]`` = ⟨g_k of block a, g_l of block b⟩, scaled up to the whole step.
             counts: as in :meth:`estimate`.
+            share: as in :meth:`estimate`; noise of the scaled gradients is 1 / share times the whole step's.
         """
 
     def fresh(self) -> "GramianEstimator":

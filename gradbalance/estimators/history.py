@@ -39,7 +39,7 @@ class HistoryGramian(Averaged):
         self.past: list[float] = []
         """Weights behind the averages of the gradients; 0 where there is none."""
 
-    def _estimate(self, products: Array, counts: Array) -> Estimate:
+    def _estimate(self, products: Array, counts: Array, share: float) -> Estimate:
         measured, cross = total(products, 1), products[0, :, 1]
         size = len(measured)
         # A past that a checkpoint has lost is no past.

@@ -7,5 +7,5 @@ from gradbalance.estimators.base import Estimate, GramianEstimator, total
 class Plain(GramianEstimator):
     """Estimate nothing: N is this step's Gramian, and there is no signal."""
 
-    def _estimate(self, products: Array, counts: Array) -> Estimate:
+    def _estimate(self, products: Array, counts: Array, share: float) -> Estimate:
         return Estimate(total(products, self.parts))

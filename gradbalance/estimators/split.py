@@ -42,7 +42,7 @@ class SplitGramian(Averaged):
         super().__init__(ema_decay, min_signal)
         self.parts = integer("parts", parts, least=2)
 
-    def _estimate(self, products: Array, counts: Array) -> Estimate:
+    def _estimate(self, products: Array, counts: Array, share: float) -> Estimate:
         if np.count_nonzero(counts.any(axis=1)) < 2 and not any(self.mass):
             raise RuntimeError(
                 "SplitGramian compares micro-batches, and its first refresh has one only: split the batch and pass the "
@@ -58,4 +58,4 @@ class SplitGramian(Averaged):
         together = shares.T @ shares
         # Shares are ratios of small integers: what is left over by rounding is nothing.
         amount = np.where(together < 1.0 - 1e-9, 1.0 - together, 0.0)
-        return self._averaged(total(products, self.parts), total(across, self.parts), amount)
+        return self._averaged(total(products, self.parts), total(across, self.parts), amount, share)

@@ -175,6 +175,7 @@ class Method:
             "coefficients": by_name(report.coefficients),
             "weights": by_name(report.weights),
             "refreshed": measured,
+            "micro_batches": report.micro_batches if measured else None,
             "signal_to_noise": by_name(report.signal_to_noise) if measured and estimated else None,
             "gradient_norms": by_name(report.gradient_norms) if measured else None,
             "cosines": report.cosines[:count, :count].tolist() if measured else None,

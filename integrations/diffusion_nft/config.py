@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"
 Sampler = Literal["euler", "dpm2"]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _count_or_auto(value: Any) -> Any:
+    """The value itself. One check of both forms, since of a union pydantic reports why it is neither, one by one."""
+    if value in (None, "auto") or (type(value) is int and value >= 1):
+        return value
+    raise PydanticCustomError("count_or_auto", "input should be 'auto' or an integer of at least 1")
+
+
+CountOrAuto = Annotated[int | Literal["auto"] | None, BeforeValidator(_count_or_auto)]
 
 
 class UserError(ValueError):
@@ -107,7 +118,9 @@ class Balance(Section):
     )
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = Field(default=None, description="null: the method's own")
     refresh_every: int = Field(default=1, ge=1)
-    refresh_micro_batches: Count | None = None
+    refresh_micro_batches: CountOrAuto = Field(
+        default=None, description="how many a refresh measures; null: all; auto: as the noise asks, needs split"
+    )
     gramian_estimator: Literal["plain", "split", "history"] = Field(
         default="plain", description="split compares micro-batches, history steps, to tell signal from noise"
     )

@@ -98,6 +98,39 @@ def test_presence_is_counted_on_all_ranks(two_ranks, wrap):
     assert first[1] == pytest.approx(1 - 2 / 3 / 2 - 1 / 3 / 2)
 
 
+def chosen(rank, model_name, wrap=plain, counts=(8, 8)):
+    """How many micro-batches are measured and wanted, step by step; ``counts`` is how many each rank has."""
+    model = wrap(Model(model_name))
+    optimizer = make_optimizer(model, {**OPTIONS, "refresh_micro_batches": "auto"})
+    seen = []
+    for step in range(8):
+        optimizer.zero_grad()
+        count = max(counts) if rank is None else counts[rank]
+        for i in range(count):
+            parts = [0, 1] if rank is None else [rank]
+            several = [model(batch(100 * step + 10 * i + r, 15)) for r in parts]
+            losses = [sum(column) / len(parts) / count for column in zip(*several, strict=True)]
+            report = optimizer.backward(losses, accumulate=i + 1 < count)
+        optimizer.step()
+        state = optimizer.param_groups[0][KEY]
+        seen.append((report.micro_batches, state["most"], state["wanted"]))
+    return seen
+
+
+@pytest.mark.parametrize("model", ["trunk", "heads"])
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_ranks_choose_the_micro_batches_of_one_process(two_ranks, wrap, model):
+    first, second = two_ranks.run(chosen, model_name=model, wrap=wrap)
+    assert first == second == chosen(None, model)
+    assert len({measured for measured, _, _ in first}) > 1
+
+
+def test_ranks_with_unequal_counts_agree_on_how_many(two_ranks):
+    first, second = two_ranks.run(chosen, model_name="trunk", counts=(3, 6))
+    assert first == second
+    assert first[0][:2] == (4.5, 4.5)
+
+
 def refused(rank, wrap):
     model = wrap(Model("trunk"))
     optimizer = make_optimizer(model, {"gramian_estimator": "history"})

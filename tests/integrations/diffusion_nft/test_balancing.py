@@ -103,3 +103,14 @@ def test_other_balancers_build_and_step(config, name):
     parameter, optimizer, losses = quadratic(built, torch.eye(2, dtype=torch.float64))
     optimizer.backward(losses())
     assert (parameter.grad > 0).all()
+
+
+def test_micro_batches_chosen_from_the_noise_need_an_estimator_that_compares_them(config):
+    balance = {"refresh_micro_batches": "auto", "gramian_estimator": "split"}
+    optimizer = method(config, balance=balance).optimizer([torch.nn.Parameter(torch.zeros(2))])
+    assert optimizer.refresh_micro_batches == "auto"
+    with pytest.raises(UserError, match='refresh_micro_batches="auto" chooses by comparing micro-batches'):
+        method(config, balance={"refresh_micro_batches": "auto"})
+    for wrong in ("all", 0, 1.5):
+        with pytest.raises(ValueError, match="input should be 'auto' or an integer of at least 1"):
+            method(config, balance={"refresh_micro_batches": wrong, "gramian_estimator": "split"})

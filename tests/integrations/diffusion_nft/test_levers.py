@@ -162,7 +162,14 @@ def test_unset_levers_change_nothing(config):
 
 @pytest.mark.parametrize(
     "override",
-    ["caps={redness: much}", "caps={redness: .inf}", "reward_dropout=1", "reward_groups=[[]]", "allocate_prompts=some"],
+    [
+        "balance.refresh_micro_batches=all",
+        "caps={redness: much}",
+        "caps={redness: .inf}",
+        "reward_dropout=1",
+        "reward_groups=[[]]",
+        "allocate_prompts=some",
+    ],
 )
 def test_wrong_values_are_named_in_one_line(config_file, override):
     with pytest.raises(UserError) as caught:
@@ -183,6 +190,8 @@ def test_a_resumed_run_ends_as_if_nothing_had_happened(config_file, tmp_path, mo
         "loss.signal_gradients=true",
         "balance.uniform_after=3",
         "balance.refresh_every=2",
+        "balance.gramian_estimator=split",
+        "balance.refresh_micro_batches=auto",
         "reward_groups=[[redness], [darkness]]",
     ]
     straight = tmp_path / "straight"
