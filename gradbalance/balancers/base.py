@@ -78,6 +78,6 @@ class Balancer(Stateful, ABC):
                 another shape or not finite.
         """
         gramian = check_gramian(gramian).detach()
-        if signal is not None:
+        if signal is not None and not self.uses_signal:  # else it checks what it uses
             signal_values(signal, len(gramian))
         return self.scale(self.weights(gramian, losses, signal), gramian)

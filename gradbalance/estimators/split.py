@@ -25,6 +25,11 @@ class SplitGramian(Averaged):
     spread unevenly over micro-batches that all count alike (n_k rare samples in all), ‖s_k‖² is under-estimated, by a
     factor of about 1 − 1/n_k on average.
 
+    **Micro-batches should be alike:** of about one size, each with samples of its own. A share is a count of
+    micro-batches, so sizes of 9 : 1 in two parts give a third of ‖s_k‖²; and samples that come again in another part (a
+    picture at a second noise level) bring their noise into the product. An objective that one part alone ever sees has
+    no estimate of its own: N_kk stands for U_kk, as if it had no noise, and ``signal_to_noise`` stays NaN.
+
     A step with one micro-batch tells nothing; the averages go on as they are. Averages and validity: see
     :class:`~gradbalance.estimators.Averaged`.
 
