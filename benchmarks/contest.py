@@ -40,6 +40,11 @@ class Entrant:
     variants: tuple[Factory, ...]
     split: bool = False
 
+    def describe(self, objectives: int) -> list[str]:
+        """The balancers and the estimator with all their options."""
+        balancers = [repr(variant([1.0] * objectives)) for variant in self.variants]
+        return [*balancers, repr(SplitGramian())] if self.split else balancers
+
 
 def _named(name: str, split: bool = False) -> Entrant:
     return Entrant((lambda lengths: make(name, len(lengths)),), split)

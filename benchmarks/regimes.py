@@ -97,11 +97,13 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def _piece(method: str, objectives: int, settings: dict[str, Any], folder: Path, console: Console) -> dict[str, Any]:
-    """Measure a method on all cells, or read what was measured before with the same settings.
+    """Measure a method on all cells, or read what was measured before with the same settings and defaults.
 
     Each entry is of shape (ratios, signal-to-noise, cosines), "worst" has the seeds as a fourth dimension.
     """
     path = folder / f"{method}_{objectives}.json"
+    entrant = ENTRANTS[method]
+    settings = {**settings, "entrant": entrant.describe(objectives)}
     if path.exists():
         kept: dict[str, Any] = json.loads(path.read_text())
         if kept["settings"] == settings:
@@ -109,7 +111,7 @@ def _piece(method: str, objectives: int, settings: dict[str, Any], folder: Path,
     axes = [settings["ratios"], [float(value) for value in settings["signal_to_noise"]], settings["cosines"]]
     start = time.process_time()
     outcome = enter(
-        ENTRANTS[method],
+        entrant,
         [Cell(*values) for values in itertools.product(*axes)],
         objectives,
         tuning=range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + settings["tuning_seeds"]),

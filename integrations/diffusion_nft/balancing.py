@@ -112,9 +112,17 @@ class Method:
     def _estimator(self) -> estimators.GramianEstimator:
         name, options = self._config.balance.gramian_estimator, self._config.balance.estimator_options
         try:
-            return estimators.get(name, **options)
+            estimator = estimators.get(name, **options)
         except (ValueError, TypeError) as error:
             raise UserError(f"balance.estimator_options={options}: {' '.join(str(error).split())}") from None
+        rollout, size = self._config.rollout, self._config.loss.micro_batch
+        pictures = rollout.prompts * rollout.images_per_prompt
+        if -(-pictures // size) < estimator.least_micro_batches:
+            raise UserError(
+                f"balance.gramian_estimator={name} compares micro-batches, but loss.micro_batch={size} puts all "
+                f"{pictures} pictures of a step into one: choose a smaller one, or gramian_estimator=history"
+            )
+        return estimator
 
     def optimizer(self, parameters: Sequence[torch.nn.Parameter]) -> BalancedOptimizer:
         """AdamW on the parameters, balanced by the method."""

@@ -1,6 +1,7 @@
 """The map of regimes: the quadratics are what they say, known cells come out as they must, pieces are kept."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -216,8 +217,12 @@ def test_regimes(tmp_path, capsys):
     assert main([*arguments, "--out", str(tmp_path / "again.json")]) == 0
     assert json.loads((tmp_path / "again.json").read_text()) == figures
     assert "K = 3" not in capsys.readouterr().out  # nothing was measured again
+    kept = tmp_path / "pieces" / "noise_aware_3.json"
+    kept.write_text(kept.read_text().replace("SplitGramian(parts=2", "SplitGramian(parts=4"))
+    assert main(arguments) == 0
+    assert re.findall(r"(\w+), K = \d", capsys.readouterr().out) == ["noise_aware"]  # other defaults are
     assert main([*arguments, "--seeds", "3"]) == 0
-    assert "marble, K = 3" in capsys.readouterr().out  # other settings are
+    assert "marble, K = 3" in capsys.readouterr().out  # so are other settings
 
 
 @pytest.mark.parametrize(

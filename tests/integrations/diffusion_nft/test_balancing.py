@@ -114,3 +114,11 @@ def test_micro_batches_chosen_from_the_noise_need_an_estimator_that_compares_the
     for wrong in ("all", 0, 1.5):
         with pytest.raises(ValueError, match="input should be 'auto' or an integer of at least 1"):
             method(config, balance={"refresh_micro_batches": wrong, "gramian_estimator": "split"})
+
+
+def test_a_step_of_one_micro_batch_has_nothing_to_compare(config):
+    pictures = config.rollout.prompts * config.rollout.images_per_prompt
+    one = config.model_copy(update={"loss": config.loss.model_copy(update={"micro_batch": pictures})})
+    with pytest.raises(UserError, match=f"loss.micro_batch={pictures} puts all {pictures} pictures of a step into one"):
+        method(one, balance={"gramian_estimator": "split"})
+    method(one, balance={"gramian_estimator": "history"})

@@ -141,6 +141,12 @@ def test_a_drowned_specialist_gets_more_prompts(config, monkeypatch):
     assert trainer.levers.allocation.shares == pytest.approx([0.25 + 0.25 * 0.9**12, 0.75 - 0.25 * 0.9**12])
 
 
+def test_a_run_that_did_not_allocate_prompts_goes_on_with_it(config):
+    before = build(config).levers.state_dict()
+    levers = build(config, allocate_prompts="signal").levers
+    assert levers.loaded(before).allocation == levers.allocation
+
+
 def test_allocation_by_signal_needs_an_estimate_of_it(config, monkeypatch):
     fake_signal(monkeypatch, float("nan"), float("nan"))
     trainer = build(config, allocate_prompts="signal")
