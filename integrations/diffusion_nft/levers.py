@@ -98,7 +98,7 @@ class Levers:
         return {"caps": self.caps.state_dict(), "allocation": allocation}
 
     def loaded(self, state: Mapping[str, Any]) -> Levers:
-        """These levers with the state that `state_dict` returned; one without an allocation leaves that at its start."""
+        """These levers with the state that `state_dict` returned; without an allocation in it, that begins anew."""
         saved = state["allocation"]
         allocation = self.allocation if self.allocation is None or saved is None else Allocation.loaded(saved)
         return replace(self, caps=self.caps.loaded(state["caps"]), allocation=allocation)
